@@ -1,0 +1,83 @@
+"""The command line of ``python -m helpers.train``: made from ``TrainConfig``, with one line for whatever goes wrong."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import sys
+
+from helpers.checkpoint import load_checkpoint
+from helpers.config import TrainConfig, preset
+from helpers.errors import InputError, LoaderDied, NonFinite, Stopped
+
+
+def parse(arguments: list[str]) -> TrainConfig:
+    """The configuration that a command line asks for, on top of its preset, or of the run that it resumes. Raises InputError."""
+    import tyro
+
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("--preset", "--resume", "--device"):  # what the defaults of all the others depend on
+        early.add_argument(name)
+    with contextlib.suppress(argparse.ArgumentError):  # tyro says it better
+        known, _ = early.parse_known_args(arguments)
+        default = _defaults(known)
+        return _one_line(lambda: tyro.cli(TrainConfig, args=arguments, default=default, prog="helpers.train"))
+    return _one_line(lambda: tyro.cli(TrainConfig, args=arguments, prog="helpers.train"))
+
+
+def _defaults(known: argparse.Namespace) -> TrainConfig:
+    if not known.resume:
+        return preset(known.preset or "tuned", device=known.device or "auto")
+    saved = load_checkpoint(known.resume, log=lambda text: None)["config"]
+    if known.preset and known.preset != saved["preset"]:
+        raise InputError(
+            f"--resume {known.resume}: was started with --preset {saved['preset']}, not {known.preset}; leave --preset out"
+        )
+    names = {f.name for f in dataclasses.fields(TrainConfig)}
+    # Where the earlier run was told to stop and to write does not bind this one.
+    kept = {name: value for name, value in saved.items() if name in names - {"max_steps", "run_dir", "resume", "reschedule"}}
+    return TrainConfig(**kept)
+
+
+def _one_line(parse_arguments) -> TrainConfig:
+    """tyro explains a wrong flag in a box of five to nine lines; keep the sentence in it."""
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            return parse_arguments()
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+    lines = [line.strip() for line in box.getvalue().splitlines()]
+    rules = [number for number, line in enumerate(lines) if line and set(line) == {"-"}]
+    sentence = " ".join(lines[rules[0] + 1 : rules[1]] if len(rules) > 1 else lines).strip().rstrip(".")
+    raise InputError(f"{sentence}; see --help") from None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train as the command line says; returns the exit code, and prints one line for whatever ends a run early."""
+    from helpers.train import train
+
+    try:
+        summary = train(parse(sys.argv[1:] if arguments is None else arguments))
+    except Stopped as stop:
+        return _end(str(stop), 128 + stop.signal_number)
+    except KeyboardInterrupt:
+        return _end("stopped by Ctrl-C before training began; start it again", 130)
+    except InputError as error:
+        return _end(str(error), 2)
+    except (NonFinite, LoaderDied) as error:
+        return _end(str(error), 1)
+    rate, accuracy = summary["images_per_s"], summary["val_accuracy"]
+    parts = [f"{summary['steps']} steps in {summary['seconds']:.1f} s"]
+    parts += [f"{rate:.0f} images/s"] if rate else []
+    parts += [f"validation accuracy {accuracy:.1%}"] if accuracy is not None else []
+    print(f"{', '.join(parts)}; run folder {summary['run_dir']}")
+    return 0
+
+
+def _end(line: str, code: int) -> int:
+    print(f"helpers.train: {' '.join(line.split())}", file=sys.stderr, flush=True)
+    return code
