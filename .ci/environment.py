@@ -4,12 +4,12 @@
     environment.py test                 the tests, then every notebook (TEST_ARGS: more options for pytest)
     environment.py run EXTRAS ARG ...   `python ARG ...`, with these extras of pyproject.toml (a,b; or - for none)
 
-An activated conda or virtual environment is used as it is. Otherwise `.venv` is made here, and what was installed is noted
-in it, so that the next run installs nothing. TORCH=cpu takes PyTorch's CPU build, TESTED=1 the exact versions of
-.ci/tested-versions.txt, PYTHON=... another interpreter for `.venv`.
+An activated conda or virtual environment is used as it is. Otherwise `.venv` is made here, and what was installed
+is noted in it, so that the next run installs nothing. TORCH=cpu takes PyTorch's CPU build, TESTED=1 the exact
+versions of .ci/tested-versions.txt, PYTHON=... another interpreter for `.venv`.
 
-The file runs twice: under whatever interpreter there is, to find the environment, and then under the environment's own.
-So it is written for very old interpreters too: they must get far enough to say that they are too old.
+The file runs twice: under whatever interpreter there is, to find the environment, and then under the environment's
+own. So it is written for very old interpreters too: they must get far enough to say that they are too old.
 """
 
 import json
@@ -45,7 +45,7 @@ def dotted(version):
     return "%d.%d" % tuple(version[:2])
 
 
-# --- first half, under any interpreter: which environment? --------------------------------------------------------------
+# --- first half, under any interpreter: which environment? ----------
 
 
 def find_environment():
@@ -54,7 +54,8 @@ def find_environment():
     if active:
         return ("own" if os.path.realpath(active) == os.path.realpath(OWN) else "virtualenv"), active
     if conda:
-        # Many installations activate `base` in every shell; the reader did not choose it, so nothing is put into it.
+        # Many installations activate `base` in every shell; the reader did not choose it, so nothing is put into
+        # it.
         if os.environ.get("CONDA_DEFAULT_ENV") != "base" or holds_project(conda):
             return "conda", conda
         say("conda's base environment does not hold the course and is left alone: using .venv instead.")
@@ -88,7 +89,9 @@ def find_python():
     """The interpreter for .venv: the one asked for, else the first suitable one on the path."""
     asked = os.environ.get("PYTHON")
     found, incomplete = [], None
-    for name in [asked] if asked else ["python3"] + ["python3.%d" % minor for minor in range(NEWEST[1], OLDEST[1] - 1, -1)]:
+    for name in (
+        [asked] if asked else ["python3"] + ["python3.%d" % minor for minor in range(NEWEST[1], OLDEST[1] - 1, -1)]
+    ):
         version, complete = probe(name) or (None, False)
         if version is None:
             continue
@@ -101,9 +104,13 @@ def find_python():
     if incomplete:
         package = os.path.basename(incomplete)
         package = package if package.startswith("python3") else "python3"
-        stop("%s has no venv or ensurepip module: apt install %s-venv, then run the command again." % (incomplete, package))
+        stop(
+            "%s has no venv or ensurepip module: apt install %s-venv, then run the command again."
+            % (incomplete, package)
+        )
     stop(
-        "The course needs Python %s to %s, but found %s: install one of them, or name it with PYTHON=/path/to/python."
+        "The course needs Python %s to %s, but found %s: install one of them, or name it with "
+        "PYTHON=/path/to/python."
         % (dotted(OLDEST), dotted(NEWEST), "Python " + ", ".join(found) if found else "no " + (asked or "python3"))
     )
 
@@ -111,13 +118,13 @@ def find_python():
 def make_own():
     python = find_python()
     say("Making .venv with %s." % python)
-    # --clear: what is left of a .venv without a working Python is of no use. pip comes in the second half, where an
-    # interrupted run is taken up again as well.
+    # --clear: what is left of a .venv without a working Python is of no use. pip comes in the second half, where
+    # an interrupted run is taken up again as well.
     if subprocess.call([python, "-m", "venv", "--clear", "--without-pip", OWN]):
         stop("%s could not make .venv; what it said is above." % python)
 
 
-# --- second half, under the environment's own Python: is everything there? ----------------------------------------------
+# --- second half, under the environment's own Python: is everything there? ----------
 
 
 def requirements(extras):
@@ -182,8 +189,15 @@ def pip(arguments):
     finally:
         code = child.wait()
     if code:
-        lines = [line for line in lines if line.lower().startswith("error")] or [line for line in lines if line] or ["no reason"]
-        stop("pip stopped (%s). Running the same command again continues; what was downloaded is kept." % lines[-1].rstrip("."))
+        lines = (
+            [line for line in lines if line.lower().startswith("error")]
+            or [line for line in lines if line]
+            or ["no reason"]
+        )
+        stop(
+            "pip stopped (%s). Running the same command again continues; what was downloaded is kept."
+            % lines[-1].rstrip(".")
+        )
 
 
 def install(extras):
@@ -201,7 +215,8 @@ def install(extras):
 
 
 def prepare_active(kind, extras):
-    """An activated environment belongs to the reader: only what is missing is added, and in conda only the project."""
+    """An activated environment belongs to the reader: only what is missing is added, and in conda only the
+    project."""
     missing = [requirement for requirement in requirements(extras) if not satisfied(requirement)]
     if kind == "conda" and missing:
         cure = "conda env update -f environment.yml --prefix " + shlex.quote(sys.prefix)
@@ -220,13 +235,20 @@ def prepare_active(kind, extras):
 
 
 def prepare_own(extras):
-    """Fill .venv, unless the note in it says that everything is there. The note is written last, and in one step."""
+    """Fill .venv, unless the note in it says that everything is there. The note is written last, and in one
+    step."""
     path = os.path.join(sys.prefix, "installed.json")
     asked = os.environ.get("PYTHON")
     if asked and (probe(asked) or [sys.version_info[:2]])[0] != sys.version_info[:2]:
-        stop(".venv has Python %s, not that of PYTHON=%s: delete .venv to make it anew." % (dotted(sys.version_info), asked))
+        stop(
+            ".venv has Python %s, not that of PYTHON=%s: delete .venv to make it anew."
+            % (dotted(sys.version_info), asked)
+        )
     if os.environ.get("TORCH") == "cpu" and not (installed("torch") or "+cpu").endswith("+cpu"):
-        stop(".venv has PyTorch %s, not a CPU build as TORCH=cpu asks: delete .venv to make it anew." % installed("torch"))
+        stop(
+            ".venv has PyTorch %s, not a CPU build as TORCH=cpu asks: delete .venv to make it anew."
+            % installed("torch")
+        )
 
     tested = ""
     if os.environ.get("TESTED"):
@@ -247,7 +269,9 @@ def prepare_own(extras):
     if installed("pip") is None:
         subprocess.check_call([sys.executable, "-m", "ensurepip", "--default-pip"], stdout=subprocess.DEVNULL)
     if installed("torch") is None:
-        build = "CPU build" if os.environ.get("TORCH") else "CUDA build, several GB; TORCH=cpu takes the smaller CPU build"
+        build = (
+            "CPU build" if os.environ.get("TORCH") else "CUDA build, several GB; TORCH=cpu takes the smaller CPU build"
+        )
         say("Installing into .venv, once (PyTorch: %s)." % build)
     install(extras)
     if same:
@@ -257,7 +281,7 @@ def prepare_own(extras):
     os.replace(path + ".part", path)
 
 
-# --- the commands --------------------------------------------------------------------------------------------------------
+# --- the commands ----------
 
 
 def lab():
@@ -274,7 +298,8 @@ def lab():
     chosen = shlex.split(os.environ.get("LAB_ARGS", ""))
     given = [option.split("=")[0] for option in chosen]
     options = [option for option in options if option.split("=")[0] not in given]
-    # The page config in there asks no question about news at the first start (LabApp.news_url=None does not stop it).
+    # The page config in there asks no question about news at the first start (LabApp.news_url=None does not stop
+    # it).
     folders = [os.path.join(ROOT, ".ci", "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")]
     os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(folder for folder in folders if folder)
     say("JupyterLab is starting: open the address that it prints. Ctrl-C here, twice, stops it.")

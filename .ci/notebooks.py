@@ -1,8 +1,9 @@
-"""Run the notebooks in place, and bring them to one form; or turn them into web pages. `make notebooks` and `make html`.
+"""Run the notebooks in place, and bring them to one form; or turn them into web pages. `make notebooks` and `make
+html`.
 
-The form is the same whoever ran them: the kernel is named python3, the cells keep their ids, there is no metadata that differs
-between machines or runs and no widget state (its ids are random, and a notebook opened anew cannot use it), and one newline at
-the end.
+The form is the same whoever ran them: the kernel is named python3, the cells keep their ids, there is no metadata
+that differs between machines or runs and no widget state (its ids are random, and a notebook opened anew cannot
+use it), and one newline at the end.
 """
 
 import re
@@ -42,7 +43,8 @@ def execute(path):
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
     notebook = nbformat.read(path, as_version=4)
-    # The notebook's own folder is the working directory, as in JupyterLab. Time stamps would differ with every run.
+    # The notebook's own folder is the working directory, as in JupyterLab. Time stamps would differ with every
+    # run.
     options = {"timeout": 600, "kernel_name": "python3", "record_timing": False, "coalesce_streams": True}
     client = NotebookClient(notebook, resources={"metadata": {"path": str(path.parent)}}, **options)
     try:

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 
 def progress_bar(iterable: Iterable | None = None, *, show: bool = True, **options):
-    """tqdm over ``iterable`` with tqdm's ``options``; it shows itself on a terminal and in a notebook, and leaves nothing behind.
+    """tqdm over ``iterable`` with tqdm's ``options``; it shows itself on a terminal and in a notebook, and leaves
+    nothing behind.
 
     With ``show=False``, or where output goes to a file, it draws nothing.
     """

@@ -1,4 +1,5 @@
-"""Checkpoints of plain types and tensors: written atomically, the previous one kept, loaded without running anyone's code."""
+"""Checkpoints of plain types and tensors: written atomically, the previous one kept, loaded without running
+anyone's code."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ PREVIOUS = "previous.pt"
 def save_checkpoint(folder: Path, state: dict) -> Path:
     """Write ``state`` (plain types and tensors) to ``folder/last.pt`` and keep the one before as ``previous.pt``.
 
-    At every moment, also while this runs, ``last.pt`` is absent or complete. Raises InputError if the disk does not take it; the
-    checkpoints that were there stay.
+    At every moment, also while this runs, ``last.pt`` is absent or complete. Raises InputError if the disk does
+    not take it; the checkpoints that were there stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     target, partial = folder / NAME, folder / f".{NAME}.{os.getpid()}"
@@ -38,7 +39,9 @@ def save_checkpoint(folder: Path, state: dict) -> Path:
             os.replace(link, folder / PREVIOUS)
         os.replace(partial, target)
     except (OSError, RuntimeError) as error:
-        raise InputError(f"cannot save {target}: {_first_line(error)}; free space there, then continue with --resume") from error
+        raise InputError(
+            f"cannot save {target}: {_first_line(error)}; free space there, then continue with --resume"
+        ) from error
     finally:
         partial.unlink(missing_ok=True)
     return target
@@ -47,8 +50,8 @@ def save_checkpoint(folder: Path, state: dict) -> Path:
 def load_checkpoint(source: str | Path, log=print) -> dict:
     """Read a checkpoint file, or the newest whole one of a run folder, onto the CPU.
 
-    ``log`` is told when ``last.pt`` was broken and ``previous.pt`` is used. Raises InputError for one that is missing, broken or of
-    another program. Only tensors and plain types are unpickled.
+    ``log`` is told when ``last.pt`` was broken and ``previous.pt`` is used. Raises InputError for one that is
+    missing, broken or of another program. Only tensors and plain types are unpickled.
     """
     source = Path(source)
     if source.is_dir():
@@ -60,7 +63,9 @@ def load_checkpoint(source: str | Path, log=print) -> dict:
             candidates.append(source.with_name(PREVIOUS))
     candidates = [path for path in candidates if path.is_file()]
     if not candidates:
-        raise InputError(f"--resume {source}: there is no checkpoint; give a run folder (with checkpoints/{NAME}) or a .pt file")
+        raise InputError(
+            f"--resume {source}: there is no checkpoint; give a run folder (with checkpoints/{NAME}) or a .pt file"
+        )
     problem = ""
     for path in candidates:
         try:
@@ -77,14 +82,17 @@ def load_checkpoint(source: str | Path, log=print) -> dict:
 
 
 def run_folder_of(config: TrainConfig) -> Path | None:
-    """The run folder that ``config`` continues in: that of the checkpoint it resumes from, unless another run_dir is named."""
+    """The run folder that ``config`` continues in: that of the checkpoint it resumes from, unless another run_dir
+    is named."""
     if not config.resume:
         return None
     source = Path(config.resume)
     if source.is_file():
         source = source.parent
     folder = source.parent if source.name == "checkpoints" else source
-    if not (folder / "config.json").exists():  # a checkpoint file that was copied somewhere else: not a run to write into
+    if not (
+        folder / "config.json"
+    ).exists():  # a checkpoint file that was copied somewhere else: not a run to write into
         return None
     return folder if config.run_dir is None or Path(config.run_dir).resolve() == folder.resolve() else None
 
@@ -95,17 +103,20 @@ SAME_SCHEDULE = ("epochs", "batch_size", "accumulate", "drop_last", "lr", "sched
 
 
 def check_continuation(config: TrainConfig, state: dict) -> None:
-    """Raise InputError where ``config`` would silently continue something else than what ``state`` was saved from."""
+    """Raise InputError where ``config`` would silently continue something else than what ``state`` was saved
+    from."""
     then, now = state["config"], dataclasses.asdict(config)
     for name in SAME_RUN:
         if then[name] != now[name] and not (name == "data" and Path(then[name]).resolve() == Path(now[name]).resolve()):
             raise InputError(
-                f"--resume {config.resume}: was trained with {_flag(name)} {then[name]}, not {now[name]}; start a new run for that"
+                f"--resume {config.resume}: was trained with {_flag(name)} {then[name]}, not {now[name]}; "
+                "start a new run for that"
             )
     changed = [f"{_flag(name)} {then[name]} → {now[name]}" for name in SAME_SCHEDULE if then[name] != now[name]]
     if changed and not config.reschedule:
         raise InputError(
-            f"--resume {config.resume}: {', '.join(changed)} plans another learning-rate schedule, and the rate would jump; "
+            f"--resume {config.resume}: {', '.join(changed)} plans another learning-rate schedule, and the rate "
+            "would jump; "
             "add --reschedule if that is what you want"
         )
 

@@ -1,4 +1,5 @@
-"""The command line of ``python -m helpers.train``: made from ``TrainConfig``, with one line for whatever goes wrong."""
+"""The command line of ``python -m helpers.train``: made from ``TrainConfig``, with one line for whatever goes
+wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from helpers.errors import InputError, LoaderDied, NonFinite, Stopped
 
 
 def parse(arguments: list[str]) -> TrainConfig:
-    """The configuration that a command line asks for, on top of its preset, or of the run that it resumes. Raises InputError."""
+    """The configuration that a command line asks for, on top of its preset, or of the run that it resumes. Raises
+    InputError."""
     import tyro
 
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
@@ -33,11 +35,14 @@ def _defaults(known: argparse.Namespace) -> TrainConfig:
     saved = load_checkpoint(known.resume, log=lambda text: None)["config"]
     if known.preset and known.preset != saved["preset"]:
         raise InputError(
-            f"--resume {known.resume}: was started with --preset {saved['preset']}, not {known.preset}; leave --preset out"
+            f"--resume {known.resume}: was started with --preset {saved['preset']}, not {known.preset}; leave "
+            "--preset out"
         )
     names = {f.name for f in dataclasses.fields(TrainConfig)}
     # Where the earlier run was told to stop and to write does not bind this one.
-    kept = {name: value for name, value in saved.items() if name in names - {"max_steps", "run_dir", "resume", "reschedule"}}
+    kept = {
+        name: value for name, value in saved.items() if name in names - {"max_steps", "run_dir", "resume", "reschedule"}
+    }
     return TrainConfig(**kept)
 
 

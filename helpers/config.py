@@ -13,7 +13,8 @@ from helpers.errors import InputError
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A training run. The defaults are what a first script does; ``preset("tuned")`` turns on what the course teaches.
+    """A training run. The defaults are what a first script does; ``preset("tuned")`` turns on what the course
+    teaches.
 
     Raises InputError for a value that cannot work.
     """
@@ -131,7 +132,9 @@ class TrainConfig:
         self._require("eval_every", lambda v: v >= 0, "must be 0 (never) or more")
         self._require("weight_decay", lambda v: math.isfinite(v) and v >= 0, "must be 0 or more")
         self._require("clip_norm", lambda v: v is None or v > 0, "must be above 0")
-        self._require("target_accuracy", lambda v: v is None or 0 < v <= 1, "must be above 0 and at most 1, such as 0.9")
+        self._require(
+            "target_accuracy", lambda v: v is None or 0 < v <= 1, "must be above 0 and at most 1, such as 0.9"
+        )
         self._require("warmup", lambda v: 0 <= v < 1, "must be a share of all steps, from 0 to below 1")
         self._require("workers", lambda v: v >= -1, "must be 0 or more, or -1 to choose")
         self._require("shift", lambda v: 0 <= v < self.image_size, "must be 0 or more and less than the image size")
@@ -157,8 +160,16 @@ def _bad(field: str, value, message: str):
 # What each preset changes of the defaults above.
 PRESETS: dict[str, dict] = {
     "naive": {},
-    # The article's recipe: four workers, transforms one sample at a time, fixed order, fp16 with a scaler where there is CUDA.
-    "seed": {"model": "first_cnn", "workers": 4, "shuffle": False, "shift": 0, "precision": "fp16", "log_every": 50},
+    # The article's recipe: four workers, transforms one sample at a time, fixed order, fp16 with a scaler where
+    # there is CUDA.
+    "seed": {
+        "model": "first_cnn",
+        "workers": 4,
+        "shuffle": False,
+        "shift": 0,
+        "precision": "fp16",
+        "log_every": 50,
+    },
     "tuned": {
         "batch_size": 64,
         "optimizer": "adamw",
@@ -182,7 +193,8 @@ PRESETS: dict[str, dict] = {
 
 
 def preset(name: str, **changes) -> TrainConfig:
-    """The configuration of a preset ('naive', 'seed', 'tuned') with ``changes`` on top. Raises InputError for an unknown name."""
+    """The configuration of a preset ('naive', 'seed', 'tuned') with ``changes`` on top. Raises InputError for an
+    unknown name."""
     if name not in PRESETS:
         raise InputError(f"--preset {name}: is not one of {', '.join(PRESETS)}")
     settings = PRESETS[name]

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from helpers.errors import InputError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Reduced precision costs accuracy in the last bits, so it has to earn its place; the margin also keeps the choice stable.
+# Reduced precision costs accuracy in the last bits, so it has to earn its place; the margin also keeps the choice
+# stable.
 WORTH_IT = 1.15
 
 
@@ -40,7 +41,8 @@ def _cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
 
 
 def cuda_problem(index: int = 0) -> str | None:
-    """Why CUDA device ``index`` cannot train, in one line, or None if it can. Runs a kernel: ``is_available()`` alone does not."""
+    """Why CUDA device ``index`` cannot train, in one line, or None if it can. Runs a kernel: ``is_available()``
+    alone does not."""
     if torch.version.cuda is None and torch.version.hip is None:
         return "this build of PyTorch is for CPUs only"
     with warnings.catch_warnings(record=True) as caught:  # an old driver is reported as a warning, and then as "no GPU"
@@ -99,12 +101,14 @@ def synchronize(device: torch.device) -> None:
 def fastest_precision(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, rounds: int = 5) -> str:
     """Measure one forward and backward in each precision this device offers and name the fastest.
 
-    ``images`` (N×3×H×W float32) and ``labels`` (N) are one batch on the model's device. Works on a copy of the model, in
-    interleaved rounds; the quickest round of each counts, for other programs only ever add time. A reduced precision is
-    chosen only if it is at least 1.15× faster. Model and random state stay as they are.
+    ``images`` (N×3×H×W float32) and ``labels`` (N) are one batch on the model's device. Works on a copy of the
+    model, in interleaved rounds; the quickest round of each counts, for other programs only ever add time. A
+    reduced precision is chosen only if it is at least 1.15× faster. Model and random state stay as they are.
     """
     device = images.device
-    candidates = ["fp32", "bf16"] if device.type == "cpu" or torch.cuda.get_device_capability(device)[0] >= 8 else ["fp32"]
+    candidates = (
+        ["fp32", "bf16"] if device.type == "cpu" or torch.cuda.get_device_capability(device)[0] >= 8 else ["fp32"]
+    )
     if device.type == "cuda":
         candidates.append("fp16")
     probe = copy.deepcopy(model).train()

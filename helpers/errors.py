@@ -6,8 +6,8 @@ class InputError(Exception):
 
 
 class NonFinite(RuntimeError):
-    """The loss or the weights became nan or infinite; the message says where, and where the last good checkpoint is. Exit
-    code 1."""
+    """The loss or the weights became nan or infinite; the message says where, and where the last good checkpoint
+    is. Exit code 1."""
 
 
 class LoaderDied(RuntimeError):
@@ -15,7 +15,8 @@ class LoaderDied(RuntimeError):
 
 
 class Stopped(KeyboardInterrupt):
-    """Training was stopped by a signal, between two steps, after a checkpoint was written. Exit code 128 + signal (Ctrl-C: 130)."""
+    """Training was stopped by a signal, between two steps, after a checkpoint was written. Exit code 128 + signal
+    (Ctrl-C: 130)."""
 
     def __init__(self, message: str, signal_number: int):
         super().__init__(message)

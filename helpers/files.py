@@ -25,4 +25,6 @@ def write_json(path: Path, values: dict) -> None:
 
 def jsonable(values: dict) -> dict:
     """JSON has no nan and no inf: they become null, so that every reader can parse the file."""
-    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()}
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
+    }

@@ -25,11 +25,11 @@ WORKER_TIMEOUT_S = 300
 
 
 class EpochBatches(Sampler[np.ndarray]):
-    """Batches of keys. A key is ``epoch * n + index``: it tells the dataset, in whatever process, which image and which
-    epoch's draw.
+    """Batches of keys. A key is ``epoch * n + index``: it tells the dataset, in whatever process, which image and
+    which epoch's draw.
 
-    The order is a function of (seed, epoch). ``skip`` leaves out what an interrupted epoch has already used. A last batch of one
-    image joins the batch before it: batch norm cannot train on one, and nothing is left out.
+    The order is a function of (seed, epoch). ``skip`` leaves out what an interrupted epoch has already used. A
+    last batch of one image joins the batch before it: batch norm cannot train on one, and nothing is left out.
     """
 
     def __init__(self, n: int, batch_size: int, *, shuffle: bool = False, seed: int = 0, drop_last: bool = False):
@@ -69,7 +69,8 @@ def _start_worker(_worker: int) -> None:
 
 
 def make_loader(dataset: ImageDataset, batches: EpochBatches, config: TrainConfig, device: torch.device) -> DataLoader:
-    """A DataLoader that gives (images, labels) for each batch of keys; options that are not legal for the setting are left out."""
+    """A DataLoader that gives (images, labels) for each batch of keys; options that are not legal for the setting
+    are left out."""
     workers = config.workers
     if workers == -1:
         workers = 0 if dataset.in_memory else usable_cpus()
@@ -97,10 +98,12 @@ def make_loader(dataset: ImageDataset, batches: EpochBatches, config: TrainConfi
 
 
 class DevicePrefetch:
-    """Batches on the device. On a GPU the next batch is copied, on a stream of its own, while the current one is being used.
+    """Batches on the device. On a GPU the next batch is copied, on a stream of its own, while the current one is
+    being used.
 
-    Two waits make that correct: the computing stream waits for the copy, and ``record_stream`` keeps the memory from being reused
-    before the computing stream is done with it. On a CPU, or with ``enabled=False``, the batches pass through untouched.
+    Two waits make that correct: the computing stream waits for the copy, and ``record_stream`` keeps the memory
+    from being reused before the computing stream is done with it. On a CPU, or with ``enabled=False``, the batches
+    pass through untouched.
     """
 
     def __init__(self, batches: Iterable, device: torch.device, *, enabled: bool = True):
@@ -145,10 +148,12 @@ def plain_errors(batches: Iterable) -> Iterator:
 
 
 def windows(batches: Iterable, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, int, bool]]:
-    """Group micro-batches into accumulation windows: yields (images, labels, images in the whole window, last of its window).
+    """Group micro-batches into accumulation windows: yields (images, labels, images in the whole window, last of
+    its window).
 
-    A window holds ``size`` micro-batches; the last of an epoch holds what is left, so nothing is dropped and nothing leaks into the
-    next epoch. Weighting each micro-batch by its share of the window's images makes the gradient that of one large batch.
+    A window holds ``size`` micro-batches; the last of an epoch holds what is left, so nothing is dropped and
+    nothing leaks into the next epoch. Weighting each micro-batch by its share of the window's images makes the
+    gradient that of one large batch.
     """
     iterator = iter(batches)
     while window := list(islice(iterator, size)):
@@ -159,8 +164,8 @@ def windows(batches: Iterable, size: int) -> Iterator[tuple[torch.Tensor, torch.
 
 @dataclass
 class Batches:
-    """What the loop draws from. ``train`` and ``val`` are iterables of (images, labels); ``per_epoch`` is the number of
-    training batches."""
+    """What the loop draws from. ``train`` and ``val`` are iterables of (images, labels); ``per_epoch`` is the
+    number of training batches."""
 
     train: Iterable
     val: Iterable | None
@@ -180,8 +185,8 @@ class Batches:
         return self.train
 
     def prepare(self, images: torch.Tensor, key: tuple[int, int] | None = None) -> torch.Tensor:
-        """What the model takes from what the loader gives, on the device. ``key`` (epoch, position) draws augmentation;
-        None: none."""
+        """What the model takes from what the loader gives, on the device. ``key`` (epoch, position) draws
+        augmentation; None: none."""
         return self.transform(images, key) if self.transform else images
 
     def use_precision(self, precision: str) -> None:
@@ -196,7 +201,8 @@ class Batches:
         return None if iter(self.train) is self.train else next(iter(self.train), None)
 
     def describe(self, progress: Progress, number: int) -> str:
-        """Which images batch ``number`` (from 1) of an epoch holds, as far as that is known: at most three names."""
+        """Which images batch ``number`` (from 1) of an epoch holds, as far as that is known: at most three
+        names."""
         if self.sampler is None:
             return ""
         self.sampler.epoch, self.sampler.skip = progress.epoch, 0
@@ -210,16 +216,21 @@ def given_batches(train: Iterable, val: Iterable | None = None) -> Batches:
     try:
         per_epoch = len(train)
     except TypeError:
-        raise InputError("the training batches have no length; wrap them so that len() tells the batches of an epoch") from None
+        raise InputError(
+            "the training batches have no length; wrap them so that len() tells the batches of an epoch"
+        ) from None
     if per_epoch == 0:
         raise InputError("the training loader gives no batch: is the dataset smaller than a batch, with drop_last?")
     return Batches(train, val, per_epoch)
 
 
 def open_batches(config: TrainConfig, device: torch.device) -> Batches:
-    """Open the data that ``config`` names, cache it if asked, and make its loaders. Raises InputError for what cannot work."""
+    """Open the data that ``config`` names, cache it if asked, and make its loaders. Raises InputError for what
+    cannot work."""
     show = config.progress
-    data = open_data(config.data, config.image_size, decoder=config.decoder, split_seed=config.split_seed, progress=show)
+    data = open_data(
+        config.data, config.image_size, decoder=config.decoder, split_seed=config.split_seed, progress=show
+    )
     train, val, seconds = data.train, data.val, 0.0
     if config.cache:
         train, first = cached(train, f"{data.name}-train", progress=show)
@@ -238,6 +249,7 @@ def open_batches(config: TrainConfig, device: torch.device) -> Batches:
             "use a smaller --batch-size or --no-drop-last"
         )
     loaders = [
-        make_loader(s, b, config, device) for s, b in zip(sets, (sampler, EpochBatches(len(val), config.batch_size)), strict=True)
+        make_loader(s, b, config, device)
+        for s, b in zip(sets, (sampler, EpochBatches(len(val), config.batch_size)), strict=True)
     ]
     return Batches(*loaders, len(sampler), list(data.classes), sampler, transform, data.train.name, seconds, data.notes)

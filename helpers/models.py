@@ -11,8 +11,8 @@ from helpers.errors import InputError
 class SmallCNN(nn.Module):
     """Four 3×3 convolutions with batch norm and max pooling, then the maximum over positions and one linear layer.
 
-    Input N×3×H×W (H, W ≥ 16), output N×classes. The *maximum* over positions, not the mean: an object that fills a small part
-    of the picture should not be averaged away.
+    Input N×3×H×W (H, W ≥ 16), output N×classes. The *maximum* over positions, not the mean: an object that fills a
+    small part of the picture should not be averaged away.
     """
 
     def __init__(self, classes: int, widths: tuple[int, ...] = (32, 64, 128, 256)):
@@ -34,7 +34,8 @@ class SmallCNN(nn.Module):
 
 
 def first_cnn(classes: int) -> nn.Sequential:
-    """What a first tutorial builds: one 3→64 convolution, ReLU, 2×2 max pooling, and the least head that makes it run."""
+    """What a first tutorial builds: one 3→64 convolution, ReLU, 2×2 max pooling, and the least head that makes it
+    run."""
     return nn.Sequential(
         nn.Conv2d(3, 64, 3, padding=1),
         nn.ReLU(),
@@ -69,4 +70,6 @@ def require_model(name: str) -> None:
     import torchvision  # costs about a second, so only when a model of its own is asked for
 
     if name not in torchvision.models.list_models(module=torchvision.models):
-        raise InputError(f"--model {name}: is not known; use small_cnn, first_cnn or a torchvision model such as resnet18")
+        raise InputError(
+            f"--model {name}: is not known; use small_cnn, first_cnn or a torchvision model such as resnet18"
+        )

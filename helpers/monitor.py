@@ -1,4 +1,5 @@
-"""The run folder, and one ``log()`` call that reaches the text log, JSON lines, TensorBoard and the progress bar."""
+"""The run folder, and one ``log()`` call that reaches the text log, JSON lines, TensorBoard and the progress
+bar."""
 
 from __future__ import annotations
 
@@ -21,12 +22,14 @@ def require_free(config: TrainConfig) -> None:
     """Raise InputError if ``config.run_dir`` holds anything already: two runs in one folder give zigzag curves."""
     folder = Path(config.run_dir) if config.run_dir is not None else None
     if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"--run-dir {folder}: already in use; give another folder, or continue it with --resume {folder}")
+        raise InputError(
+            f"--run-dir {folder}: already in use; give another folder, or continue it with --resume {folder}"
+        )
 
 
 def new_run_folder(config: TrainConfig) -> Path:
-    """Make the folder of a new run: ``config.run_dir``, or one named for preset and time under runs/. Raises InputError if
-    it cannot."""
+    """Make the folder of a new run: ``config.run_dir``, or one named for preset and time under runs/. Raises
+    InputError if it cannot."""
     require_free(config)
     stem = Path(config.run_dir or Path("runs") / f"{config.preset}-{time.strftime('%Y%m%d-%H%M%S')}")
     for number in itertools.count():
@@ -38,17 +41,21 @@ def new_run_folder(config: TrainConfig) -> Path:
             if config.run_dir is not None:
                 raise
         except OSError as error:
-            raise InputError(f"the run folder {folder} cannot be made ({error.strerror}); give another with --run-dir") from None
+            raise InputError(
+                f"the run folder {folder} cannot be made ({error.strerror}); give another with --run-dir"
+            ) from None
 
 
 class RunLog:
     """Writes a run folder: config.json, train.log, metrics.jsonl, TensorBoard events, summary.json.
 
-    ``after_step``: the run continues from that optimiser step; what was logged beyond it belongs to a past that did not happen and
-    is dropped (in TensorBoard by ``purge_step``).
+    ``after_step``: the run continues from that optimiser step; what was logged beyond it belongs to a past that
+    did not happen and is dropped (in TensorBoard by ``purge_step``).
     """
 
-    def __init__(self, folder: Path, config: TrainConfig, *, total_steps: int | None = None, after_step: int | None = None):
+    def __init__(
+        self, folder: Path, config: TrainConfig, *, total_steps: int | None = None, after_step: int | None = None
+    ):
         self.folder = folder
         self._progress = config.progress
         self._text = open(folder / "train.log", "a", encoding="utf-8")  # noqa: SIM115  (closed in close())
@@ -56,7 +63,9 @@ class RunLog:
             fcntl.flock(self._text, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._text.close()
-            raise InputError(f"{folder} is being written by another training; wait for it, or give another --run-dir") from None
+            raise InputError(
+                f"{folder} is being written by another training; wait for it, or give another --run-dir"
+            ) from None
         if after_step is None:
             write_json(folder / "config.json", dataclasses.asdict(config))
         else:
@@ -88,9 +97,13 @@ class RunLog:
             for name, value in values.items():
                 if isinstance(value, (int, float)):
                     self._board.add_scalar(f"{kind}/{name}", value, step)
-        self._write(f"step {step:>6} {kind:>5}  " + "  ".join(f"{name} {_short(value)}" for name, value in values.items()))
+        self._write(
+            f"step {step:>6} {kind:>5}  " + "  ".join(f"{name} {_short(value)}" for name, value in values.items())
+        )
         if not self._bar.disable:
-            self._bar.set_postfix({name: _short(values[name]) for name in ("loss", "accuracy") if name in values}, refresh=False)
+            self._bar.set_postfix(
+                {name: _short(values[name]) for name in ("loss", "accuracy") if name in values}, refresh=False
+            )
             self._bar.update(step - self._bar.n)
 
     def say(self, text: str) -> None:
@@ -123,7 +136,8 @@ class RunLog:
 
 
 class StepClock:
-    """Where the time of a step goes: ``mark(phase)`` books the time since the last mark. Seconds by phase in ``seconds``.
+    """Where the time of a step goes: ``mark(phase)`` books the time since the last mark. Seconds by phase in
+    ``seconds``.
 
     The loop marks 'load', 'copy', 'forward', 'backward' for each micro-batch, 'optimizer' and 'other' once a step.
 

@@ -38,10 +38,11 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
 
 
 def lr_at(step: int, total: int, config: TrainConfig) -> float:
-    """Learning rate of optimiser step ``step`` (from 0) out of ``total``: a linear warm-up, then constant or half a cosine.
+    """Learning rate of optimiser step ``step`` (from 0) out of ``total``: a linear warm-up, then constant or half
+    a cosine.
 
-    A function of the step alone: nothing to save, nothing to replay, and a step that the gradient scaler skips simply does
-    not count.
+    A function of the step alone: nothing to save, nothing to replay, and a step that the gradient scaler skips
+    simply does not count.
     """
     warmup = math.ceil(config.warmup * total)
     if step < warmup:

@@ -14,8 +14,9 @@ from pathlib import Path
 class StopSignal:
     """Turns Ctrl-C (SIGINT) and SIGTERM into a flag that the loop reads between two steps.
 
-    Saving inside ``except KeyboardInterrupt`` could save between the two halves of a step; a flag cannot. A second Ctrl-C is not
-    held back: it raises KeyboardInterrupt at once. Outside the main thread, where signals never arrive, it does nothing.
+    Saving inside ``except KeyboardInterrupt`` could save between the two halves of a step; a flag cannot. A second
+    Ctrl-C is not held back: it raises KeyboardInterrupt at once. Outside the main thread, where signals never
+    arrive, it does nothing.
     """
 
     def __init__(self):
@@ -49,8 +50,9 @@ HELD = {signal.SIGINT, signal.SIGTERM}
 
 @contextlib.contextmanager
 def signals_held():
-    """Hold back Ctrl-C and SIGTERM in this thread. Processes started meanwhile inherit that, so a signal to the whole process group
-    (a terminal, Slurm, Docker) stops the trainer alone, which then ends its workers in good order."""
+    """Hold back Ctrl-C and SIGTERM in this thread. Processes started meanwhile inherit that, so a signal to the
+    whole process group (a terminal, Slurm, Docker) stops the trainer alone, which then ends its workers in good
+    order."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     try:
         yield
@@ -59,9 +61,11 @@ def signals_held():
 
 
 def follow_parent() -> None:
-    """Called in a worker process: end when the process that started it has gone, however it died, or when *it* sends SIGTERM.
+    """Called in a worker process: end when the process that started it has gone, however it died, or when *it*
+    sends SIGTERM.
 
-    DataLoader's own watchdog looks at the parent of the process, which under forkserver is the server and lives on.
+    DataLoader's own watchdog looks at the parent of the process, which under forkserver is the server and lives
+    on.
     """
     parent = multiprocessing.parent_process()
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
@@ -89,6 +93,7 @@ def peak_resident_mb(pid: int) -> float:
 
 
 def reset_peak_resident() -> None:
-    """Start this process's peak resident memory anew (Linux: clear_refs); where that is not allowed the old peak stays."""
+    """Start this process's peak resident memory anew (Linux: clear_refs); where that is not allowed the old peak
+    stays."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")

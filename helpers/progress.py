@@ -17,7 +17,9 @@ class Progress:
     skipped: int = 0  # steps that the gradient scaler left out
     logged: int = 0  # the step up to which losses are logged
     pending: list[float] = field(default_factory=list)  # losses since then
-    epochs: list[list[float]] = field(default_factory=list)  # of each epoch: images, seconds, seconds of waiting for the loader
+    epochs: list[list[float]] = field(
+        default_factory=list
+    )  # of each epoch: images, seconds, seconds of waiting for the loader
     seconds: float = 0.0
     seconds_to_target: float | None = None
     cache_seconds: float = 0.0
@@ -35,11 +37,13 @@ class Progress:
         self.epoch, self.samples, self.batches = self.epoch + 1, 0, 0
 
     def _steady(self) -> list[list[float]]:
-        """Epochs after the first, which pays for starting workers, allocation and compilation; the first if there is no other."""
+        """Epochs after the first, which pays for starting workers, allocation and compilation; the first if there
+        is no other."""
         return [e for e in self.epochs[1:] if e[0]] or [e for e in self.epochs if e[0]]
 
     def images_per_s(self) -> float | None:
-        """Median over steady epochs: images ÷ seconds from asking for the first batch to the end of the last step."""
+        """Median over steady epochs: images ÷ seconds from asking for the first batch to the end of the last
+        step."""
         return statistics.median(images / seconds for images, seconds, _ in self._steady()) if self._steady() else None
 
     def data_wait_share(self) -> float | None:

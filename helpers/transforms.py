@@ -1,8 +1,9 @@
-"""From uint8 pixels to what a model takes, two ways: image by image on the CPU, or a whole batch at once on the device.
+"""From uint8 pixels to what a model takes, two ways: image by image on the CPU, or a whole batch at once on the
+device.
 
-Both shift an image by up to ``shift`` pixels each way (the border is mirrored) and may flip it. Every draw comes from a
-generator keyed by (seed, position in training), never from a global one: a resumed run sees the same pictures, with any number of
-workers and any start method.
+Both shift an image by up to ``shift`` pixels each way (the border is mirrored) and may flip it. Every draw comes
+from a generator keyed by (seed, position in training), never from a global one: a resumed run sees the same
+pictures, with any number of workers and any start method.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ STD = (58.395, 57.12, 57.375)
 
 
 def _mirrored(start: torch.Tensor, size: int) -> torch.Tensor:
-    """Pixel numbers ``start … start + size - 1`` with those outside 0…size-1 mirrored at the border; start N×1 gives N×size."""
+    """Pixel numbers ``start … start + size - 1`` with those outside 0…size-1 mirrored at the border; start N×1
+    gives N×size."""
     index = (start + torch.arange(size, device=start.device)).abs()
     return torch.where(index >= size, 2 * (size - 1) - index, index)
 
@@ -35,17 +37,20 @@ class SampleTransform:
             down, right = draws.integers(-self.shift, self.shift + 1, 2).tolist()
             if self.shift:
                 height, width = pixels.shape[1:]
-                pixels = pixels[:, _mirrored(torch.tensor([down]), height)][:, :, _mirrored(torch.tensor([right]), width)]
+                pixels = pixels[:, _mirrored(torch.tensor([down]), height)][
+                    :, :, _mirrored(torch.tensor([right]), width)
+                ]
             if self.flip and draws.random() < 0.5:
                 pixels = pixels.flip(2)
         return (pixels - self.mean) / self.std
 
 
 class BatchTransform:
-    """A whole uint8 batch N×3×H×W on its device → normalised float batch, augmented with draws keyed by ``key`` (None: not).
+    """A whole uint8 batch N×3×H×W on its device → normalised float batch, augmented with draws keyed by ``key``
+    (None: not).
 
-    The pixels travel as bytes, a quarter of float32, and become floats where the arithmetic is cheap. ``dtype`` is float32 or the
-    autocast type, which saves autocast one conversion.
+    The pixels travel as bytes, a quarter of float32, and become floats where the arithmetic is cheap. ``dtype`` is
+    float32 or the autocast type, which saves autocast one conversion.
     """
 
     def __init__(
@@ -65,7 +70,9 @@ class BatchTransform:
         self.offset = -torch.tensor(MEAN, device=device) * self.scale
 
     def __call__(self, images: torch.Tensor, key: int | None = None) -> torch.Tensor:
-        pixels = images.permute(0, 2, 3, 1).contiguous()  # N×H×W×3: decoders and the cache deliver it so, and this copies nothing
+        pixels = images.permute(
+            0, 2, 3, 1
+        ).contiguous()  # N×H×W×3: decoders and the cache deliver it so, and this copies nothing
         if key is not None and (self.shift or self.flip):
             self.generator.manual_seed(hash((self.seed, key)) & 0x7FFF_FFFF_FFFF_FFFF)
             pixels = self._augment(pixels)

@@ -1,7 +1,8 @@
 """A first training script, as tutorials write it: whole, and repaired only where it would not have run.
 
-What the course starts from. It trains like ``helpers.train --preset seed`` (a test holds the two together), and most of what the
-chapters teach can be found by asking of each line: what does this cost, and what does it get wrong?
+What the course starts from. It trains like ``helpers.train --preset seed`` (a test holds the two together), and
+most of what the chapters teach can be found by asking of each line: what does this cost, and what does it get
+wrong?
 """
 
 import sys

@@ -1,5 +1,5 @@
-"""Shared fixtures: a small rendered data set, and everything the course keeps (data, cache, predictions) away from the
-reader's own."""
+"""Shared fixtures: a small rendered data set, and everything the course keeps (data, cache, predictions) away from
+the reader's own."""
 
 import os
 from pathlib import Path
@@ -27,8 +27,8 @@ def digits(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_places(tmp_path, monkeypatch):
-    """Each test has its own data folder for caches and its own predictions, and one thread: the work is small, and threads
-    that wait for each other on busy cores make it slow."""
+    """Each test has its own data folder for caches and its own predictions, and one thread: the work is small, and
+    threads that wait for each other on busy cores make it slow."""
     monkeypatch.setenv("COURSE_DATA", str(tmp_path / "course-data"))
     monkeypatch.setenv("COURSE_PREDICTIONS", str(tmp_path / "predictions.json"))
     torch.set_num_threads(1)

@@ -16,7 +16,11 @@ from PIL import Image
 def picture(width: int = 60, height: int = 40, seed: int = 0, mode: str = "RGB") -> Image.Image:
     """A smooth picture with some noise, different in all four corners, so that every turn shows."""
     y, x = np.mgrid[0:height, 0:width]
-    wave = [128 + 100 * np.sin(x / 9 + y / 13 + seed), 128 + 100 * np.cos(x / 7 - y / 30), (255 * x / width + y) % 256]
+    wave = [
+        128 + 100 * np.sin(x / 9 + y / 13 + seed),
+        128 + 100 * np.cos(x / 7 - y / 30),
+        (255 * x / width + y) % 256,
+    ]
     noise = np.random.default_rng(seed).normal(0, 8, (height, width, 3))
     return Image.fromarray((np.stack(wave, -1) + noise).clip(0, 255).astype(np.uint8)).convert(mode)
 
@@ -58,8 +62,8 @@ def make_folder(path: Path, classes=("cat", "dog"), count: int = 5, seed: int = 
 def make_messy_folder(path: Path) -> dict:
     """One folder with ``train`` and ``val`` and all that goes wrong in such folders.
 
-    Returns ``classes``; ``train`` and ``val`` (path to class name) of the usable images; ``problems`` (path to a word of the
-    reason); ``ignored`` (reason to count). Paths are from ``path``.
+    Returns ``classes``; ``train`` and ``val`` (path to class name) of the usable images; ``problems`` (path to a
+    word of the reason); ``ignored`` (reason to count). Paths are from ``path``.
     """
     path, good = Path(path), encoded(picture())
     train, val = {}, {}

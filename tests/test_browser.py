@@ -1,5 +1,5 @@
-"""What a reader sees: JupyterLab opens the chapter, Run All ends well, a prediction is kept, an exercise is solved;
-TensorBoard answers."""
+"""What a reader sees: JupyterLab opens the chapter, Run All ends well, a prediction is kept, an exercise is
+solved; TensorBoard answers."""
 
 import json
 import os
@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parents[1]
-CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
 
 pytestmark = pytest.mark.browser
 
@@ -61,10 +63,11 @@ def wait_for(address, seconds=60):
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """`make lab` as a reader starts it, on a copy of the notebooks' repository state: its address, and where predictions go."""
+    """`make lab` as a reader starts it, on a copy of the notebooks' repository state: its address, and where
+    predictions go."""
     predictions = tmp_path_factory.mktemp("lab") / "predictions.json"
     port = free_port()
-    environment = {**os.environ, "COURSE_PREDICTIONS": str(predictions), "LAB_ARGS": f"--port={port} --no-browser"}
+    environment = {**os.environ, "COURSE_PREDICTIONS": str(predictions), "LAB_ARGS": f"--port={port} --no-browser --LabApp.expose_app_in_browser=True"}
     environment.pop("COURSE_DATA", None)  # the reader's own: rendered once, used by every chapter
     server = subprocess.Popen(
         [sys.executable, ".ci/environment.py", "lab"], cwd=REPO, env=environment, start_new_session=True,
@@ -139,7 +142,8 @@ def test_lab_opens_the_chapter_without_asking_about_news(page):
 def test_run_all_ends_without_an_error(page):
     page.evaluate("""() => {
         const panel = window.jupyterapp.shell.currentWidget;
-        panel.content.widgets.forEach(c => { if (c.model.type === 'code') { c.model.clearExecution(); c.model.outputs.clear(); } });
+        const code = panel.content.widgets.map(c => c.model).filter(m => m.type === 'code');
+        code.forEach(m => { m.clearExecution(); m.outputs.clear(); });
     }""")
     run_all(page)
     deadline = time.monotonic() + 180
@@ -161,7 +165,10 @@ def test_a_prediction_that_is_typed_is_kept_and_revealed(page, lab):
     while not predictions.exists() and time.monotonic() < deadline:
         page.wait_for_timeout(200)
     assert json.loads(predictions.read_text())["00-naive-load"] == 99
-    assert not (REPO / "notebooks" / ".predictions.json").exists() or predictions != REPO / "notebooks" / ".predictions.json"
+    assert (
+        not (REPO / "notebooks" / ".predictions.json").exists()
+        or predictions != REPO / "notebooks" / ".predictions.json"
+    )
 
 
 def solve(page, source):
@@ -206,7 +213,17 @@ def test_tensorboard_shows_a_run(browser, tmp_path, digits):
     }
     train(preset("tuned", run_dir=str(tmp_path / "run"), precision="fp32", log_every=1, **settings))
     port = free_port()
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", tmp_path, "--port", str(port), "--host", "127.0.0.1"]
+    command = [
+        sys.executable,
+        "-m",
+        "tensorboard.main",
+        "--logdir",
+        tmp_path,
+        "--port",
+        str(port),
+        "--host",
+        "127.0.0.1",
+    ]
     board = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_for(f"http://127.0.0.1:{port}/")
@@ -216,7 +233,9 @@ def test_tensorboard_shows_a_run(browser, tmp_path, digits):
             and time.monotonic() < deadline
         ):
             time.sleep(0.5)
-        assert {"train/loss", "train/lr", "eval/accuracy", "eval/images_per_s", "eval/memory_mb"} <= set(json.loads(tags)["run"])
+        assert {"train/loss", "train/lr", "eval/accuracy", "eval/images_per_s", "eval/memory_mb"} <= set(
+            json.loads(tags)["run"]
+        )
         page = browser.new_page()
         page.goto(f"http://127.0.0.1:{port}/#timeseries")
         page.get_by_text("train/loss").first.wait_for(timeout=60_000)

@@ -31,7 +31,9 @@ def test_what_was_saved_comes_back_and_the_one_before_is_kept(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["last.pt", "previous.pt"]
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[:-1], lambda b: bytes(len(b))])
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[:-1], lambda b: bytes(len(b))]
+)
 def test_a_damaged_file_falls_back_to_the_one_before_and_says_so(tmp_path, damage):
     save_checkpoint(tmp_path / "checkpoints", {"steps": 1})
     last = save_checkpoint(tmp_path / "checkpoints", {"steps": 2})
@@ -95,7 +97,13 @@ def test_random_state_survives_a_safe_load(tmp_path):
     seed_everything(5)
     random.gauss(0, 1), np.random.standard_normal()
     save_checkpoint(tmp_path, {"random": random_state()})
-    draws = (random.random(), random.gauss(0, 1), np.random.rand(), np.random.standard_normal(), torch.rand(3).tolist())
+    draws = (
+        random.random(),
+        random.gauss(0, 1),
+        np.random.rand(),
+        np.random.standard_normal(),
+        torch.rand(3).tolist(),
+    )
     seed_everything(6)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,5 +1,5 @@
-"""The command line: every bad input is one line and exit code 2; signals and broken runs have their own codes. As a user
-would call it."""
+"""The command line: every bad input is one line and exit code 2; signals and broken runs have their own codes. As
+a user would call it."""
 
 import json
 import os
@@ -36,7 +36,21 @@ def one_line(done, code):
 
 
 def test_flags_change_their_preset_and_leave_the_rest(digits):
-    config = parse(["--preset", "naive", "--data", str(digits), "--batch-size", "7", "--lr", "0.5", "--cache", "--max-steps", "3"])
+    config = parse(
+        [
+            "--preset",
+            "naive",
+            "--data",
+            str(digits),
+            "--batch-size",
+            "7",
+            "--lr",
+            "0.5",
+            "--cache",
+            "--max-steps",
+            "3",
+        ]
+    )
     assert config == preset("naive", data=str(digits), batch_size=7, lr=0.5, cache=True, max_steps=3)
     assert parse([]) == preset("tuned") and parse(["--no-cache"]) == preset("tuned", cache=False)
     assert parse(["--preset=seed", "--device=cpu"]) == preset("seed", device="cpu")
@@ -72,7 +86,9 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, hint, capsys, tmp_path
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == "" and len(err.strip().splitlines()) == 1 and hint in err
-    assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir()), "a refused run leaves no folder behind"
+    assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir()), (
+        "a refused run leaves no folder behind"
+    )
 
 
 @pytest.mark.parametrize("kind", ["empty", "single class", "flat", "file"])
@@ -104,10 +120,24 @@ def test_a_broken_or_foreign_checkpoint_is_one_line(content, capsys, tmp_path):
 
 
 def test_a_real_call_trains_refuses_its_folder_and_resumes(tmp_path, digits, child_environment):
-    arguments = ["--preset", "tuned", "--data", digits, *FAST, "--epochs", 2, "--batch-size", 16, "--run-dir", "run"]
+    arguments = [
+        "--preset",
+        "tuned",
+        "--data",
+        digits,
+        *FAST,
+        "--epochs",
+        2,
+        "--batch-size",
+        16,
+        "--run-dir",
+        "run",
+    ]
     done = run(*arguments, "--max-steps", 3, cwd=tmp_path, env=child_environment)
     assert (
-        done.returncode == 0 and "Traceback" not in done.stderr and re.search(r"^3 steps in .*run folder run$", done.stdout, re.M)
+        done.returncode == 0
+        and "Traceback" not in done.stderr
+        and re.search(r"^3 steps in .*run folder run$", done.stdout, re.M)
     )
     assert "already in use" in one_line(run(*arguments, cwd=tmp_path, env=child_environment), 2)
     done = run("--resume", "run", cwd=tmp_path, env=child_environment)
@@ -185,8 +215,20 @@ def workers_of(trainer):
 
 
 def interrupted(tmp_path, digits, env, number, method="default", *flags):
-    """Start training with workers in a process group of its own, on a terminal, and signal the group once steps are logged."""
-    arguments = ["--preset", "tuned", "--no-cache", "--workers", "2", "--start-method", method, "--data", str(digits), *FAST]
+    """Start training with workers in a process group of its own, on a terminal, and signal the group once steps
+    are logged."""
+    arguments = [
+        "--preset",
+        "tuned",
+        "--no-cache",
+        "--workers",
+        "2",
+        "--start-method",
+        method,
+        "--data",
+        str(digits),
+        *FAST,
+    ]
     arguments += ["--epochs", "2000", "--batch-size", "16", "--log-every", "1", "--run-dir", "run", *flags]
     leader, follower = pty.openpty()
     trainer = subprocess.Popen(
@@ -195,7 +237,11 @@ def interrupted(tmp_path, digits, env, number, method="default", *flags):
     )  # fmt: skip
     log = tmp_path / "run/metrics.jsonl"
     deadline = time.monotonic() + 90
-    while not (log.exists() and log.read_text().count("\n") >= 5) and trainer.poll() is None and time.monotonic() < deadline:
+    while (
+        not (log.exists() and log.read_text().count("\n") >= 5)
+        and trainer.poll() is None
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.05)
     assert trainer.poll() is None, trainer.communicate()[1]
     os.killpg(trainer.pid, number)
@@ -230,13 +276,39 @@ def test_ctrl_c_ends_with_130_one_line_a_checkpoint_and_no_worker(tmp_path, digi
 
 def test_sigterm_ends_with_143_and_a_checkpoint(tmp_path, digits, child_environment):
     trainer, err = interrupted(tmp_path, digits, child_environment, signal.SIGTERM)
-    assert trainer.returncode == 143 and len(err.strip().splitlines()) == 1 and (tmp_path / "run/checkpoints/last.pt").exists()
+    assert (
+        trainer.returncode == 143
+        and len(err.strip().splitlines()) == 1
+        and (tmp_path / "run/checkpoints/last.pt").exists()
+    )
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_a_killed_trainer_leaves_a_checkpoint_and_no_worker(tmp_path, digits, child_environment, method):
-    arguments = ["--preset", "tuned", "--no-cache", "--workers", "2", "--start-method", method, "--data", str(digits), *FAST]
-    arguments += ["--epochs", "2000", "--batch-size", "16", "--log-every", "1", "--checkpoint-every", "1", "--run-dir", "run"]
+    arguments = [
+        "--preset",
+        "tuned",
+        "--no-cache",
+        "--workers",
+        "2",
+        "--start-method",
+        method,
+        "--data",
+        str(digits),
+        *FAST,
+    ]
+    arguments += [
+        "--epochs",
+        "2000",
+        "--batch-size",
+        "16",
+        "--log-every",
+        "1",
+        "--checkpoint-every",
+        "1",
+        "--run-dir",
+        "run",
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "helpers.train", *arguments, "--no-progress"],
         cwd=tmp_path, env=child_environment, start_new_session=True,
@@ -266,12 +338,18 @@ def test_importing_the_package_touches_no_device_process_or_file(child_environme
         "import torch\n"
         "before = set(sys.modules)\n"
         "import helpers.train\n"
-        "heavy = {'torchvision', 'tensorboard', 'tyro', 'tqdm', 'matplotlib', 'torchcodec'} & set(sys.modules) - before\n"
+        "heavy = {'torchvision', 'tensorboard', 'tyro', 'tqdm', 'matplotlib', 'torchcodec'} & "
+        "set(sys.modules) - before\n"
         "assert not heavy, heavy\n"
-        "assert not torch.cuda.is_initialized() and threading.active_count() == 1 and not multiprocessing.active_children()\n"
+        "assert not torch.cuda.is_initialized() and threading.active_count() == 1 and not "
+        "multiprocessing.active_children()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], env=child_environment, cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-W", "error", "-c", code],
+        env=child_environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -124,7 +124,10 @@ def test_a_readers_folder_is_checked_and_its_bad_files_left_out(digits, tmp_path
     for number, name in enumerate(("cats", "dogs")):
         (tmp_path / "mine" / name).mkdir(parents=True)
         for i in range(8):
-            os.link(open_data(str(digits), 32, verify=False).train.paths[number * 60 + i], tmp_path / "mine" / name / f"{i}.jpg")
+            os.link(
+                open_data(str(digits), 32, verify=False).train.paths[number * 60 + i],
+                tmp_path / "mine" / name / f"{i}.jpg",
+            )
     good = (tmp_path / "mine/cats/0.jpg").read_bytes()
     (tmp_path / "mine/dogs/bad.jpg").write_bytes(good[: len(good) // 2])
     data = open_data(str(tmp_path / "mine"), 32)

@@ -37,7 +37,7 @@ def left(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir() if not path.name.endswith(".lock"))
 
 
-# ---- the pictures ---------------------------------------------------------------------------------------------------
+# ---- the pictures ----------
 
 
 def test_the_source_is_the_published_file():
@@ -61,7 +61,9 @@ def test_the_same_bytes_with_any_number_of_threads(tmp_path, monkeypatch, thread
 def test_an_image_depends_on_seed_split_and_number_only(made, split):
     images, labels = digits.load_source()
     files = list(digits.plan(labels, 0, {"train": 120, "val": 50}).items())
-    number, (path, (source, name)) = next((n, file) for n, file in enumerate(files) if file[1][1] == digits.SPLITS[split])
+    number, (path, (source, name)) = next(
+        (n, file) for n, file in enumerate(files) if file[1][1] == digits.SPLITS[split]
+    )
     image, quality = digits.paint(images[source], np.random.default_rng([0, split, number]), digits.make_grain(0))
     alone = io.BytesIO()
     image.save(alone, "JPEG", quality=quality)
@@ -91,7 +93,9 @@ def test_no_source_digit_in_both_splits_and_every_label_is_right():
 
 def test_the_folder_holds_what_was_planned(made):
     paths = [path for path in content(made) if path.endswith(".jpg")]
-    sources = {split: {path.split("/d")[1][:4] for path in paths if path.startswith(split)} for split in ("train", "val")}
+    sources = {
+        split: {path.split("/d")[1][:4] for path in paths if path.startswith(split)} for split in ("train", "val")
+    }
     assert not sources["train"] & sources["val"]
     assert set(paths) == set(digits.plan(digits.load_source()[1], 0, {"train": 120, "val": 50}))
 
@@ -116,13 +120,20 @@ def test_the_ink_is_where_the_digit_is():
     for index in range(100):
         image, _ = digits.paint(images[index], np.random.default_rng([0, 0, index]), grain)
         side = min(image.size) * 0.63
-        box = [(image.width - side) / 2, (image.height - side) / 2, (image.width + side) / 2, (image.height + side) / 2]
+        box = [
+            (image.width - side) / 2,
+            (image.height - side) / 2,
+            (image.width + side) / 2,
+            (image.height + side) / 2,
+        ]
         small = np.asarray(image.convert("L").resize((8, 8), Image.Resampling.BOX, box=box), np.float32)
-        seen += abs(np.corrcoef(small.ravel(), images[index].ravel())[0, 1]) > 0.3  # moved and turned: only roughly the same
+        seen += (
+            abs(np.corrcoef(small.ravel(), images[index].ravel())[0, 1]) > 0.3
+        )  # moved and turned: only roughly the same
     assert seen >= 90
 
 
-# ---- whole or not at all --------------------------------------------------------------------------------------------
+# ---- whole or not at all ----------
 
 
 def test_a_whole_folder_is_left_alone(tmp_path, monkeypatch, capsys):
@@ -208,7 +219,13 @@ def test_a_file_that_comes_while_it_renders_is_not_deleted_either(tmp_path, monk
 
 @pytest.mark.parametrize(
     "manifest",
-    [None, "", "[]", '{"files": {}}', '{"version": 1, "seed": 5, "train": 40, "val": 20, "files": {"train/cat.jpg": 5}}'],
+    [
+        None,
+        "",
+        "[]",
+        '{"files": {}}',
+        '{"version": 1, "seed": 5, "train": 40, "val": 20, "files": {"train/cat.jpg": 5}}',
+    ],
 )
 def test_a_foreign_folder_is_refused(tmp_path, manifest):
     folder = tmp_path / NAME
@@ -239,7 +256,7 @@ def test_the_check_is_quick(tmp_path):
     assert min(took) < 0.15
 
 
-# ---- accidents ------------------------------------------------------------------------------------------------------
+# ---- accidents ----------
 
 
 @pytest.mark.parametrize("accident", [KeyboardInterrupt(), RuntimeError("bug"), OSError(errno.ENOSPC, "No space left")])

@@ -27,7 +27,8 @@ def numbers(version):
 
 
 def bounds(lines):
-    """{name: lower bound}; anything but a plain `name>=version` is refused, since .ci/environment.py reads no more."""
+    """{name: lower bound}; anything but a plain `name>=version` is refused, since .ci/environment.py reads no
+    more."""
     pairs = [re.fullmatch(r"([a-z0-9-]+)>=(\d+(?:\.\d+)*)", line) for line in lines]
     assert all(pairs), [line for line, pair in zip(lines, pairs, strict=True) if not pair]
     return {pair[1]: pair[2] for pair in pairs}
@@ -59,7 +60,9 @@ def test_tested_versions_are_exact_and_within_the_bounds():
 
 
 @pytest.mark.parametrize(
-    ("folder", "extras"), [("helpers", []), ("tests", ["test", "bench"]), (".ci", ["test"])], ids=["helpers", "tests", "ci"]
+    ("folder", "extras"),
+    [("helpers", []), ("tests", ["test", "bench"]), (".ci", ["test"])],
+    ids=["helpers", "tests", "ci"],
 )
 def test_everything_imported_is_declared(folder, extras):
     """A package that is there only because another one needs it can be gone with that one's next release."""

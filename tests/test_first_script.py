@@ -20,7 +20,12 @@ def test_it_stays_a_page_long():
 
 def test_it_runs_as_a_script(digits, child_environment, tmp_path):
     done = subprocess.run(
-        [sys.executable, SCRIPT, digits], env=child_environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, SCRIPT, digits],
+        env=child_environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("epoch 1: loss ")
@@ -29,7 +34,13 @@ def test_it_runs_as_a_script(digits, child_environment, tmp_path):
 def test_it_trains_like_the_seed_preset(digits, tmp_path):
     script = runpy.run_path(str(SCRIPT))["main"](digits, epochs=2)
     config = preset(
-        "seed", data=str(digits), epochs=2, log_every=1, run_dir=str(tmp_path / "run"), tensorboard=False, progress=False
+        "seed",
+        data=str(digits),
+        epochs=2,
+        log_every=1,
+        run_dir=str(tmp_path / "run"),
+        tensorboard=False,
+        progress=False,
     )
     train(config)
     entries = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())

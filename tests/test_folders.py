@@ -121,7 +121,11 @@ def test_the_split_is_stratified_stable_and_free_of_order_and_place(tmp_path, mo
     for part in ("train", "val"):
         a, b = getattr(first, part), getattr(second, part)
         assert found(a, first) == found(b, second) and np.array_equal(a.labels, b.labels)
-    assert np.bincount(first.val.labels).tolist() == [2, 2, 2] and np.bincount(first.train.labels).tolist() == [8, 8, 8]
+    assert np.bincount(first.val.labels).tolist() == [2, 2, 2] and np.bincount(first.train.labels).tolist() == [
+        8,
+        8,
+        8,
+    ]
     assert found(scan(one, split_seed=1).val, first) != found(first.val, first)
     assert not found(first.val, first).keys() & found(first.train, first).keys()
     assert len(scan(one, val_share=0).val) == 0
@@ -221,7 +225,9 @@ def test_links_inside_do_not_move_files(tmp_path, backwards):
         (root / name / "0_link").symlink_to(tmp_path / "shared")
     (root / "a" / "0_other").symlink_to("../b")
     first = scan(root, val_share=0)
-    assert np.bincount(first.train.labels).tolist() == [3, 2, 2] and first.ignored == {"folder reached before through a link": 3}
+    assert np.bincount(first.train.labels).tolist() == [3, 2, 2] and first.ignored == {
+        "folder reached before through a link": 3
+    }
     assert list(first.train.paths) == sorted(first.train.paths) and "b/0.jpg" in found(first.train, first)
     backwards()
     assert found(scan(root, val_share=0).train, first) == found(first.train, first)
@@ -332,7 +338,9 @@ def test_good_files_are_remembered_and_bad_ones_tried_again(tmp_path, monkeypatc
     store.write_text(json.dumps([[row[0], None, "x", [], 5] for row in rows]))
     assert len(scan(root, cache_dir=cache).train) + len(scan(root, cache_dir=cache).val) == 5
     assert [path.name for path in cache.iterdir()] == [store.name]  # no half-written files
-    assert len(scan(root, cache_dir=put(tmp_path / "a_file", b"")).problems) == 2  # a cache that cannot be made costs time only
+    assert (
+        len(scan(root, cache_dir=put(tmp_path / "a_file", b"")).problems) == 2
+    )  # a cache that cannot be made costs time only
 
 
 def test_progress_is_silent_unless_wanted(tmp_path, capfd):

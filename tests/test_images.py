@@ -1,4 +1,5 @@
-"""helpers.data.images: the same upright 8-bit RGB whatever the file, and one line with the path for every file that has none."""
+"""helpers.data.images: the same upright 8-bit RGB whatever the file, and one line with the path for every file
+that has none."""
 
 from __future__ import annotations
 
@@ -243,12 +244,18 @@ def test_a_twelve_bit_tiff_is_white_at_4095(file):
         (278, 4, 1),
         (279, 4, 3),
     ]
-    ifd = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in tags)
-    data = (b"II*\0" + struct.pack("<I", 8) + ifd + bytes(4)).ljust(122, b"\0") + bytes([0x80, 0x0F, 0xFF])  # 2048, 4095
+    ifd = struct.pack("<H", len(tags)) + b"".join(
+        struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in tags
+    )
+    data = (b"II*\0" + struct.pack("<I", 8) + ifd + bytes(4)).ljust(122, b"\0") + bytes(
+        [0x80, 0x0F, 0xFF]
+    )  # 2048, 4095
     assert one(file(data)) == [(128, 128, 128), (255, 255, 255)]
 
 
-@pytest.mark.parametrize("dtype, value, words", [("i4", 70000, "70000"), ("i4", -1, "-1"), ("f4", 0.5, "floating-point")])
+@pytest.mark.parametrize(
+    "dtype, value, words", [("i4", 70000, "70000"), ("i4", -1, "-1"), ("f4", 0.5, "floating-point")]
+)
 def test_pixels_without_a_known_white_are_refused(file, dtype, value, words):
     path = file(encoded(Image.fromarray(np.full((2, 2), value, dtype)), "TIFF"), "x.tif")
     with pytest.raises(ImageError, match=words) as e:
@@ -262,7 +269,11 @@ def test_sixteen_bit_colour_and_transparent_colours_of_any_depth(file):
     deep = struct.pack(">9H", 0, 0, 0, 30000, 30000, 30000, 65535, 0, 0)
     black, white, grey, red = (0, 0, 0), (255, 255, 255), (117, 117, 117), (255, 0, 0)
     assert one(file(png(3, 1, 16, 2, [deep]))) == [black, grey, red]
-    assert one(file(png(3, 1, 16, 2, [deep], (b"tRNS", struct.pack(">3H", 30000, 30000, 30000))))) == [black, white, red]
+    assert one(file(png(3, 1, 16, 2, [deep], (b"tRNS", struct.pack(">3H", 30000, 30000, 30000))))) == [
+        black,
+        white,
+        red,
+    ]
     shallow = png(3, 1, 8, 2, [bytes([0, 0, 0, 7, 8, 9, 255, 0, 0])], (b"tRNS", struct.pack(">3H", 7, 8, 9)))
     assert one(file(shallow)) == [black, white, red]
     for bits, row, key in [(1, 0b00100000, 0), (2, 0b00011100, 1), (4, 0x05, 5), (8, None, 5), (16, None, 5)]:
@@ -441,7 +452,13 @@ def test_wrong_arguments(file):
 
 def test_looks_like():
     assert looks_like(JPEG[:64]) == ("a JPEG file", True)
-    for text in ("BMW cars and more of them", "P1 is a plan", "RIFF is no WEBP", "GIF89 is a year", "é" * 40 + "x"):
+    for text in (
+        "BMW cars and more of them",
+        "P1 is a plan",
+        "RIFF is no WEBP",
+        "GIF89 is a year",
+        "é" * 40 + "x",
+    ):
         assert looks_like(text.encode()[:64]) == ("a text file", False)
     assert looks_like(b"") is None and looks_like(bytes(range(200, 255))) is None
 

@@ -49,7 +49,8 @@ def test_measuring_runs_the_real_loop_and_leaves_nothing(digits, tmp_path, monke
     measured = measure_steps(preset("naive", data=str(digits), image_size=32, device="cpu"), steps=6, warmup=2)
     assert len(measured.seconds) == 6 and measured.images == 32 and measured.name == "naive"
     assert all(
-        step["load"] > 0 and step["forward"] > 0 and step["backward"] > 0 and step["optimizer"] > 0 for step in measured.seconds
+        step["load"] > 0 and step["forward"] > 0 and step["backward"] > 0 and step["optimizer"] > 0
+        for step in measured.seconds
     )
     assert list(tmp_path.glob("runs*")) == [] and capfd.readouterr() == ("", "")
 
@@ -72,7 +73,9 @@ def test_workload_is_scaled_to_the_device(monkeypatch):
 def test_changes_list_only_what_differs(capsys):
     show_changes("naive", "tuned")
     rows = capsys.readouterr().out.splitlines()
-    assert rows[0].split() == ["setting", "naive", "tuned"] and "cache False True" in [" ".join(row.split()) for row in rows]
+    assert rows[0].split() == ["setting", "naive", "tuned"] and "cache False True" in [
+        " ".join(row.split()) for row in rows
+    ]
     assert not any(row.split()[0] in ("seed", "device", "epochs") for row in rows[1:])
 
 
@@ -150,7 +153,7 @@ def test_pictures_have_units_spread_and_fixed_colours(digits):
     assert axis.patches[0].get_width() == pytest.approx(1e3 * 0.32 / 32)
 
 
-# ---- exercises: the solution passes, the stub is not attempted, each plausible mistake is told apart ---------------------------
+# ---- exercises: the solution passes, the stub is not attempted, each plausible mistake is told apart ----------
 
 
 def solution(name):

@@ -17,7 +17,15 @@ from helpers.config import TrainConfig, preset
 from helpers.data.cache import cached
 from helpers.data.sources import Files, ImageDataset, open_data
 from helpers.errors import InputError, LoaderDied
-from helpers.loading import DevicePrefetch, EpochBatches, given_batches, make_loader, open_batches, plain_errors, windows
+from helpers.loading import (
+    DevicePrefetch,
+    EpochBatches,
+    given_batches,
+    make_loader,
+    open_batches,
+    plain_errors,
+    windows,
+)
 from helpers.progress import Progress
 
 CPU = torch.device("cpu")
@@ -183,7 +191,9 @@ def alive(pid):
 def test_a_killed_trainer_leaves_no_worker_within_ten_seconds(digits, tmp_path, method, child_environment):
     script = tmp_path / "orphans.py"
     script.write_text(ORPHANS)
-    trainer = subprocess.Popen([sys.executable, script, digits, method], stdout=subprocess.PIPE, text=True, env=child_environment)
+    trainer = subprocess.Popen(
+        [sys.executable, script, digits, method], stdout=subprocess.PIPE, text=True, env=child_environment
+    )
     workers = [int(pid) for pid in trainer.stdout.readline().split()]
     assert len(workers) == 2 and all(map(alive, workers))
     trainer.kill()
@@ -223,7 +233,9 @@ def test_prefetch_passes_everything_through_on_a_cpu():
 @pytest.mark.gpu
 def test_prefetched_batches_arrive_whole_and_in_order():
     device = torch.device("cuda")
-    batches = [[torch.full((64, 3, 128, 128), n, dtype=torch.uint8).pin_memory(), torch.full((64,), n)] for n in range(20)]
+    batches = [
+        [torch.full((64, 3, 128, 128), n, dtype=torch.uint8).pin_memory(), torch.full((64,), n)] for n in range(20)
+    ]
     seen = []
     for images, labels in DevicePrefetch(batches, device):
         torch.cuda._sleep(200_000)  # the computing stream lags behind, so that a missing wait would show

@@ -46,7 +46,12 @@ def test_a_continued_run_drops_what_happened_after_its_checkpoint(tmp_path):
     with RunLog(tmp_path, QUIET, after_step=2) as log:
         for step in (3, 4):
             log.log("train", step, loss=step * 10.0)
-    assert [(entry["step"], entry["loss"]) for entry in lines(tmp_path)] == [(1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0)]
+    assert [(entry["step"], entry["loss"]) for entry in lines(tmp_path)] == [
+        (1, 1.0),
+        (2, 2.0),
+        (3, 30.0),
+        (4, 40.0),
+    ]
     assert scalars(tmp_path, "train/loss") == [(1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0)]
 
 

@@ -42,7 +42,9 @@ def test_notebooks_are_valid_and_in_canonical_form(chapter, tmp_path):
 
 def test_every_code_cell_has_been_run_in_order(chapter):
     counts = [cell.execution_count for cell in cells(chapter, "code")]
-    assert counts == list(range(1, len(counts) + 1)), "nbval never compares a cell that has not been run; run make notebooks"
+    assert counts == list(range(1, len(counts) + 1)), (
+        "nbval never compares a cell that has not been run; run make notebooks"
+    )
 
 
 def test_the_only_tag_is_the_one_nbval_knows(chapter):
@@ -92,8 +94,10 @@ def test_settings_named_in_prose_exist(chapter):
     from helpers.config import TrainConfig
 
     prose = "\n".join(cell.source for cell in cells(chapter, "markdown"))
-    for flag in re.findall(r"(?<![\w-])--([a-z-]+)", prose):
-        assert hasattr(TrainConfig, flag.replace("-", "_")) or flag.replace("-", "_") in TrainConfig.__dataclass_fields__, flag
+    for flag in re.findall(r"(?<![\w-])--([a-z][a-z-]*)", prose):
+        assert (
+            hasattr(TrainConfig, flag.replace("-", "_")) or flag.replace("-", "_") in TrainConfig.__dataclass_fields__
+        ), flag
 
 
 def test_file_ends_once(chapter):

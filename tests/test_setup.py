@@ -1,6 +1,8 @@
-"""`make lab` and `make test` in a copy of the repository's set-up, with stand-ins for pip, Jupyter and pytest: no network.
+"""`make lab` and `make test` in a copy of the repository's set-up, with stand-ins for pip, Jupyter and pytest: no
+network.
 
-Each stand-in is a module that notes how it was called. An interpreter is a small script that can pretend to be of any version.
+Each stand-in is a module that notes how it was called. An interpreter is a small script that can pretend to be of
+any version.
 """
 
 import ast
@@ -122,7 +124,9 @@ class Machine:
         return [call[1:-1] for call in self.notes() if call[0] == program]
 
     def notes(self):
-        return [json.loads(line) for line in self.calls_file.read_text().splitlines()] if self.calls_file.exists() else []
+        return (
+            [json.loads(line) for line in self.calls_file.read_text().splitlines()] if self.calls_file.exists() else []
+        )
 
 
 @pytest.fixture
@@ -130,7 +134,7 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
-# --- which interpreter ---------------------------------------------------------------------------------------------------
+# --- which interpreter ----------
 
 
 def test_old_interpreters_understand_the_file():
@@ -171,7 +175,7 @@ def test_the_python_asked_for_wins(machine):
     assert status == 2 and len(errors) == 1 and "delete .venv" in errors[0]
 
 
-# --- our own .venv -------------------------------------------------------------------------------------------------------
+# --- our own .venv ----------
 
 
 def test_the_second_run_installs_nothing(machine):
@@ -245,7 +249,9 @@ def test_a_failing_pip_is_one_line_and_leaves_no_note(machine):
     machine.add_python()
     status, _, errors = machine.make("lab", PIP_FAILS=1)
     assert status == 2
-    assert errors[-1].startswith("pip stopped (ERROR: no space left on device). Running the same command again continues")
+    assert errors[-1].startswith(
+        "pip stopped (ERROR: no space left on device). Running the same command again continues"
+    )
     assert not (machine.repo / ".venv" / "installed.json").exists()
     assert machine.calls("jupyterlab") == []
     status, output, _ = machine.make("lab")
@@ -265,7 +271,9 @@ def test_an_interrupted_install_leaves_no_note(machine):
     assert len(machine.calls("pip")) == 1
 
 
-@pytest.mark.parametrize(("torch", "free", "enough"), [("", 5.0, False), ("", 9.0, True), ("cpu", 2.0, False), ("cpu", 5.0, True)])
+@pytest.mark.parametrize(
+    ("torch", "free", "enough"), [("", 5.0, False), ("", 9.0, True), ("cpu", 2.0, False), ("cpu", 5.0, True)]
+)
 def test_disk_space_is_checked_before_pytorch_comes(machine, monkeypatch, capsys, torch, free, enough):
     environment = load_environment()
     ran = []
@@ -286,7 +294,7 @@ def test_disk_space_is_checked_before_pytorch_comes(machine, monkeypatch, capsys
         assert ("TORCH=cpu" in lines[0]) == (torch == "")
 
 
-# --- environments that are active ----------------------------------------------------------------------------------------
+# --- environments that are active ----------
 
 
 def test_an_active_virtualenv_is_used_as_it_is(machine):
@@ -306,7 +314,9 @@ def test_only_the_project_is_added_where_only_that_is_missing(machine, project):
     active = machine.add_environment("active", project=project)
     machine.add_python()
     machine.make("lab", VIRTUAL_ENV=active)
-    assert machine.calls("pip") == [["install", "--disable-pip-version-check", "--quiet", "--no-deps", "--editable", "."]]
+    assert machine.calls("pip") == [
+        ["install", "--disable-pip-version-check", "--quiet", "--no-deps", "--editable", "."]
+    ]
 
 
 def test_what_is_missing_is_added_to_a_virtualenv(machine):
@@ -359,7 +369,7 @@ def test_an_active_environment_without_python_is_one_plain_line(machine):
     assert status == 2 and len(errors) == 1 and "has no Python" in errors[0]
 
 
-# --- what is started -----------------------------------------------------------------------------------------------------
+# --- what is started ----------
 
 
 @pytest.fixture
@@ -376,7 +386,8 @@ def test_lab_opens_the_first_chapter_without_questions(ready):
     assert "--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb" in arguments
     assert [option for option in arguments if option.startswith("--log-level")] == ["--log-level=INFO"]
     assert ("--allow-root" in arguments) == (os.geteuid() == 0)
-    # The address stays on this machine and needs the token: that is Jupyter's default, which nothing here may change.
+    # The address stays on this machine and needs the token: that is Jupyter's default, which nothing here may
+    # change.
     assert not [option for option in arguments if "token" in option or "password" in option or "ip=" in option]
 
 
@@ -418,7 +429,13 @@ def test_options_may_select_nothing_in_one_of_the_two_runs(ready):
 
 
 def test_clean_keeps_what_is_the_readers(machine):
-    kept = [".venv/bin/python", "notebooks/.predictions.json", "notebooks/runs/a/log", "runs/b/log", "data/digits/0.jpg"]
+    kept = [
+        ".venv/bin/python",
+        "notebooks/.predictions.json",
+        "notebooks/runs/a/log",
+        "runs/b/log",
+        "data/digits/0.jpg",
+    ]
     gone = ["site/index.html", ".pytest_cache/x", "tests/__pycache__/x.pyc", "efficient_batch_training.egg-info/x"]
     for name in kept + gone + ["helpers/x.py"]:
         (machine.repo / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
-"""Pixels to model inputs: both ways agree, draws depend on the key alone, and nothing is invented at the border."""
+"""Pixels to model inputs: both ways agree, draws depend on the key alone, and nothing is invented at the
+border."""
 
 import numpy as np
 import pytest
@@ -61,7 +62,9 @@ def test_sample_transform_shifts_likewise(pixels):
     image = pixels[0].numpy()
     results = {key: undo(SampleTransform(shift=3)(image, key)[None])[0].numpy() for key in range(6)}
     for result in results.values():
-        assert any(np.array_equal(result, expected_shift(image, d, r, False)) for d in range(-3, 4) for r in range(-3, 4))
+        assert any(
+            np.array_equal(result, expected_shift(image, d, r, False)) for d in range(-3, 4) for r in range(-3, 4)
+        )
     assert len({r.tobytes() for r in results.values()}) > 2
 
 
@@ -92,4 +95,6 @@ def test_the_gpu_gives_the_same_pixels_as_the_cpu(pixels):
     torch.testing.assert_close(there, BatchTransform(CPU)(as_batch(pixels)), rtol=0, atol=2e-6)
     shifted = undo(BatchTransform(torch.device("cuda"), shift=3)(as_batch(pixels).cuda(), key=(0, 0)).cpu()).numpy()
     for image, original in zip(shifted, pixels.numpy(), strict=True):
-        assert any(np.array_equal(image, expected_shift(original, d, r, False)) for d in range(-3, 4) for r in range(-3, 4))
+        assert any(
+            np.array_equal(image, expected_shift(original, d, r, False)) for d in range(-3, 4) for r in range(-3, 4)
+        )

@@ -1,5 +1,5 @@
-"""Do once: decode every image of a source into one memory-mapped file of uint8 pixels; remember what was measured on this
-machine."""
+"""Do once: decode every image of a source into one memory-mapped file of uint8 pixels; remember what was measured
+on this machine."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ VERSION = 1  # part of every name: raise it when the same source would be decode
 
 
 def cached(source: Source, name: str, *, folder: Path | None = None, progress: bool = False) -> tuple[Pixels, float]:
-    """The pixels of ``source`` from its cache file, which is written first if it is not there; and the seconds that took
-    (0.0: found).
+    """The pixels of ``source`` from its cache file, which is written first if it is not there; and the seconds
+    that took (0.0: found).
 
-    The file (uint8, N×S×S×3, ``.npy``) is named for a fingerprint of the source, so changed images get a new one. It is
-    complete or not there: written under another name, then renamed. All processes that open it share its pages. Raises
-    InputError if it does not fit.
+    The file (uint8, N×S×S×3, ``.npy``) is named for a fingerprint of the source, so changed images get a new one.
+    It is complete or not there: written under another name, then renamed. All processes that open it share its
+    pages. Raises InputError if it does not fit.
     """
     folder = folder or data_home() / "cache"
     fingerprint = hashlib.sha256(f"{VERSION} {source.fingerprint()}".encode()).hexdigest()[:16]
@@ -43,7 +43,8 @@ def cached(source: Source, name: str, *, folder: Path | None = None, progress: b
 
 def _open(path: Path, source: Source) -> np.ndarray | None:
     try:
-        # "c": pages are shared until written to, and nobody writes. "r" would make torch warn that the array is read-only.
+        # "c": pages are shared until written to, and nobody writes. "r" would make torch warn that the array is
+        # read-only.
         pixels = np.load(path, mmap_mode="c", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
@@ -56,7 +57,9 @@ def _build(path: Path, source: Source, progress: bool) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         pixels = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
-        with open(partial, "r+b") as file:  # take the space now: writing to a mapped file on a full disk is a crash (SIGBUS)
+        with open(
+            partial, "r+b"
+        ) as file:  # take the space now: writing to a mapped file on a full disk is a crash (SIGBUS)
             os.posix_fallocate(file.fileno(), 0, os.path.getsize(partial))
         _fill(pixels, source, progress)
         pixels.flush()
@@ -89,7 +92,8 @@ def _fill(pixels: np.ndarray, source: Source, progress: bool) -> None:
 def remembered(question: str, setting: str, measure: Callable[[], str]) -> str:
     """The answer to ``question`` for ``setting``: measured once, then read from ``cache/<question>.json``.
 
-    A measurement can come out differently on a busy machine, and then the same seed would no longer give the same run.
+    A measurement can come out differently on a busy machine, and then the same seed would no longer give the same
+    run.
     """
     path = data_home() / "cache" / f"{question}.json"
     try:

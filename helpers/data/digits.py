@@ -1,8 +1,10 @@
-"""The course's own data: 1,797 real handwritten digits, rendered once into an image folder a camera could have filled.
+"""The course's own data: 1,797 real handwritten digits, rendered once into an image folder a camera could have
+filled.
 
-`ensure_digits()` returns the folder `train/0..9/*.jpg`, `val/0..9/*.jpg` and makes it at first use. Every image is drawn from
-a generator of its own, keyed by (seed, split, image number), so the bytes do not depend on order or threads. The folder
-appears by one rename, when it is complete: an interrupted run leaves nothing that looks finished.
+`ensure_digits()` returns the folder `train/0..9/*.jpg`, `val/0..9/*.jpg` and makes it at first use. Every image is
+drawn from a generator of its own, keyed by (seed, split, image number), so the bytes do not depend on order or
+threads. The folder appears by one rename, when it is complete: an interrupted run leaves nothing that looks
+finished.
 """
 
 import contextlib
@@ -33,7 +35,8 @@ SOURCE = REPOSITORY / "data" / "optdigits.csv.gz"
 DEFAULT = (0, 2400, 600)  # seed, train, val of the folder that is simply called "digits"
 SPLITS = ("train", "val")
 
-# Calm surfaces: mean colour, strength of the texture, how far it is drawn out along x (wood has a grain, paper has none).
+# Calm surfaces: mean colour, strength of the texture, how far it is drawn out along x (wood has a grain, paper has
+# none).
 SURFACES = (
     ((233, 230, 221), 4, 1),  # white paper
     ((243, 238, 226), 3, 1),  # cream paper
@@ -52,7 +55,7 @@ BOARD_SHARE = 0.08
 GRID = 40  # the surface and its light are computed on GRID x GRID cells and enlarged: that is what makes it fast
 
 
-# ---- one picture ----------------------------------------------------------------------------------------------------
+# ---- one picture ----------
 
 
 def load_source() -> tuple[np.ndarray, np.ndarray]:
@@ -61,14 +64,19 @@ def load_source() -> tuple[np.ndarray, np.ndarray]:
         with gzip.open(SOURCE, "rt") as file:
             table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
     except OSError as error:
-        raise InputError(f"cannot read {SOURCE} ({error}): use the package from a checkout of the repository") from error
+        raise InputError(
+            f"cannot read {SOURCE} ({error}): use the package from a checkout of the repository"
+        ) from error
     return table[:, :64].reshape(-1, 8, 8), table[:, 64]
 
 
 def make_grain(seed: int, side: int = 640) -> np.ndarray:
-    """Sensor noise and paper fibre, unit variance: drawn once, each picture cuts its own window (drawing costs 1 ms each)."""
+    """Sensor noise and paper fibre, unit variance: drawn once, each picture cuts its own window (drawing costs 1
+    ms each)."""
     noise = np.random.default_rng([seed, 9]).standard_normal((side, side), dtype=np.float32)
-    fibre = np.asarray(Image.fromarray(noise).resize((side // 2, side // 2)).resize((side, side), Image.Resampling.BICUBIC))
+    fibre = np.asarray(
+        Image.fromarray(noise).resize((side // 2, side // 2)).resize((side, side), Image.Resampling.BICUBIC)
+    )
     grain = 0.7 * noise + fibre
     return grain / grain.std()
 
@@ -77,7 +85,9 @@ def _enlarge(field: np.ndarray) -> np.ndarray:
     return np.asarray(Image.fromarray(field).resize((GRID, GRID), Image.Resampling.BICUBIC))
 
 
-def _surface(rng: np.random.Generator, colour: tuple, strength: float, stretch: int, size: tuple[int, int]) -> Image.Image:
+def _surface(
+    rng: np.random.Generator, colour: tuple, strength: float, stretch: int, size: tuple[int, int]
+) -> Image.Image:
     coarse = _enlarge(rng.standard_normal((5, 5), dtype=np.float32))
     fine = _enlarge(rng.standard_normal((GRID, GRID // stretch), dtype=np.float32))
     texture = coarse + 0.8 * fine
@@ -96,9 +106,12 @@ def _surface(rng: np.random.Generator, colour: tuple, strength: float, stretch: 
 
 
 def _stroke(rng: np.random.Generator, digit: np.ndarray, side: float) -> Image.Image:
-    """The digit as a mask of ink, `side` pixels for its eight cells: enlarged, turned, sheared, thresholded softly."""
+    """The digit as a mask of ink, `side` pixels for its eight cells: enlarged, turned, sheared, thresholded
+    softly."""
     cells = Image.fromarray(np.pad(digit * np.uint8(15), 2)).resize((96, 96), Image.Resampling.BICUBIC)
-    cells = cells.filter(ImageFilter.UnsharpMask(radius=10, percent=100, threshold=0))  # keeps holes open, thin strokes whole
+    cells = cells.filter(
+        ImageFilter.UnsharpMask(radius=10, percent=100, threshold=0)
+    )  # keeps holes open, thin strokes whole
     box = math.ceil(side * 1.4)
     turn, shear = math.radians(rng.uniform(-14, 14)), rng.uniform(-0.15, 0.15)
     sx, sy = 64 / side * rng.uniform(0.9, 1.12, 2)
@@ -129,11 +142,12 @@ def paint(digit: np.ndarray, rng: np.random.Generator, grain: np.ndarray) -> tup
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8)), int(rng.integers(80, 93))
 
 
-# ---- the folder -----------------------------------------------------------------------------------------------------
+# ---- the folder ----------
 
 
 def plan(labels: np.ndarray, seed: int, counts: dict[str, int]) -> dict[str, tuple[int, str]]:
-    """Relative path -> (source digit, split), in a fixed order. A fifth of each class's sources is kept for val alone."""
+    """Relative path -> (source digit, split), in a fixed order. A fifth of each class's sources is kept for val
+    alone."""
     files = {}
     for label in range(10):
         sources = np.random.default_rng([seed, 8, label]).permutation(np.flatnonzero(labels == label))
@@ -161,11 +175,14 @@ def _render(folder: Path, seed: int, counts: dict[str, int], progress: bool) -> 
         number, path = job
         source, split = files[path]
         image, quality = paint(digits[source], np.random.default_rng([seed, SPLITS.index(split), number]), grain)
-        data = io.BytesIO()  # not straight to the file: Pillow does not notice a short write on a full disk, Python does
+        data = (
+            io.BytesIO()
+        )  # not straight to the file: Pillow does not notice a short write on a full disk, Python does
         image.save(data, "JPEG", quality=quality)
         return (folder / path).write_bytes(data.getbuffer())
 
-    # Threads are enough: numpy and Pillow let go of the interpreter for most of an image (1.75 times as fast on two cores).
+    # Threads are enough: numpy and Pillow let go of the interpreter for most of an image (1.75 times as fast on
+    # two cores).
     pool = ThreadPoolExecutor(_threads())
     try:
         sizes = pool.map(write, enumerate(files))
@@ -187,7 +204,8 @@ def _walk(folder: Path, prefix: str = "") -> Iterator[tuple[str, int]]:
 
 
 def _lacking(folder: Path, settings: dict[str, int]) -> str:
-    """Why the folder must be rendered ("" if it is whole). InputError if something in it is not ours to replace."""
+    """Why the folder must be rendered ("" if it is whole). InputError if something in it is not ours to
+    replace."""
     if not os.path.lexists(folder):
         return "not there yet"
     try:
@@ -196,12 +214,15 @@ def _lacking(folder: Path, settings: dict[str, int]) -> str:
         if any(made[name] != value for name, value in settings.items()):
             raise ValueError("other settings")
     except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"{folder} is not a folder that the course rendered (see its manifest.json): move it away") from None
+        raise InputError(
+            f"{folder} is not a folder that the course rendered (see its manifest.json): move it away"
+        ) from None
     found = dict(_walk(folder))
     wrong = [path for path in files if found.get(path) != files[path]]
     if version != VERSION:
         wrong = list(files)
-    # A file manager's hidden files may lie in a whole folder, but nothing that is not ours is deleted with a broken one.
+    # A file manager's hidden files may lie in a whole folder, but nothing that is not ours is deleted with a
+    # broken one.
     foreign = [path for path in found.keys() - files.keys() - {"manifest.json"} if wrong or Path(path).name[0] != "."]
     if foreign:
         raise InputError(f"{min(foreign)} in {folder} is not one of the rendered images: move it away")
@@ -218,18 +239,25 @@ def _writing(root: Path, lock: str) -> Iterator[None]:
             yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise InputError(f"no space left in {root}: free some, or set COURSE_DATA to a folder with 100 MB free") from error
+            raise InputError(
+                f"no space left in {root}: free some, or set COURSE_DATA to a folder with 100 MB free"
+            ) from error
         reason = error.strerror or error
         raise InputError(f"cannot write in {root} ({reason}): set COURSE_DATA to a folder you can write in") from error
 
 
-def ensure_digits(root: Path | None = None, *, seed: int = 0, train: int = 2400, val: int = 600, progress: bool = True) -> Path:
-    """The finished image folder below `root` (COURSE_DATA, or the repository's data folder), rendered if it is not there.
+def ensure_digits(
+    root: Path | None = None, *, seed: int = 0, train: int = 2400, val: int = 600, progress: bool = True
+) -> Path:
+    """The finished image folder below `root` (COURSE_DATA, or the repository's data folder), rendered if it is not
+    there.
 
     Other settings than the default ones get a folder of their own, named for them.
     """
     if seed < 0 or min(train, val) < 10:
-        raise InputError(f"seed {seed}, {train} + {val} digits: the seed must not be negative, each split needs 10 images")
+        raise InputError(
+            f"seed {seed}, {train} + {val} digits: the seed must not be negative, each split needs 10 images"
+        )
     root = Path(root or os.environ.get("COURSE_DATA") or REPOSITORY / "data").expanduser().resolve()
     name = "digits" if (seed, train, val) == DEFAULT else f"digits-s{seed}-{train}x{val}"
     folder, settings = root / name, {"seed": seed, "train": train, "val": val}
@@ -239,7 +267,9 @@ def ensure_digits(root: Path | None = None, *, seed: int = 0, train: int = 2400,
         lacking = _lacking(folder, settings)  # again: another process may have finished it while this one waited
         if not lacking:
             return folder
-        for stale in root.glob(f".{name}.part-*"):  # whoever holds the lock is the only one at work, so their makers are gone
+        for stale in root.glob(
+            f".{name}.part-*"
+        ):  # whoever holds the lock is the only one at work, so their makers are gone
             shutil.rmtree(stale, ignore_errors=True)
         if folder.exists():
             print(f"{folder}: {lacking}; rendering anew")

@@ -1,8 +1,8 @@
 """A folder of class folders to a list of samples, whatever else lies in it.
 
-``scan`` finds the images, says what it left out and why, and stops with one line that names the cure where the folder cannot
-be trained on. There is one class map, taken from train; val is held to it. The result depends neither on the order in which
-the file system lists names, nor on where the folder lies.
+``scan`` finds the images, says what it left out and why, and stops with one line that names the cure where the
+folder cannot be trained on. There is one class map, taken from train; val is held to it. The result depends
+neither on the order in which the file system lists names, nor on where the folder lies.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ def scan(
     progress: bool = False,
     cache_dir: Path | None = None,
 ) -> Folder:
-    """Find the samples of ``root``, which holds class folders, or ``train`` and ``val`` (valid, validation, test) with them.
+    """Find the samples of ``root``, which holds class folders, or ``train`` and ``val`` (valid, validation, test)
+    with them.
 
-    Without a val folder, ``val_share`` of each class is split off by ``split_seed`` and the files' names. ``verify`` reads
-    every image, under a bar with ``progress``, and leaves bad ones out; good ones are remembered in ``cache_dir`` by path,
-    size and time. Raises ``InputError``, in one line, where the folder cannot be trained on.
+    Without a val folder, ``val_share`` of each class is split off by ``split_seed`` and the files' names.
+    ``verify`` reads every image, under a bar with ``progress``, and leaves bad ones out; good ones are remembered
+    in ``cache_dir`` by path, size and time. Raises ``InputError``, in one line, where the folder cannot be trained
+    on.
     """
     if not 0 <= val_share < 1:
         raise InputError(f"val_share is {val_share}: give a share of at least 0 and less than 1")
@@ -55,7 +57,9 @@ def scan(
         os.scandir(root).close()
     except (OSError, ValueError) as e:
         why = getattr(e, "strerror", None) or str(e)
-        raise InputError(f"{printable(root)} cannot be used ({why}): give the folder that holds the class folders") from None
+        raise InputError(
+            f"{printable(root)} cannot be used ({why}): give the folder that holds the class folders"
+        ) from None
     walker = Walker(root)
     train_dir, val_dir = _layout(walker, notes)
     names, train = walker.walk(train_dir)
@@ -63,13 +67,17 @@ def scan(
     val_names, val = walker.walk(val_dir) if val_dir else ([], [])
     if unknown := [name for name in _in_order(val_names) if name not in names]:
         has = some(_in_order(names))
-        raise InputError(f"{val_dir} has class {some(unknown)}, which {train_dir} has not (it has {has}): rename or move it")
+        raise InputError(
+            f"{val_dir} has class {some(unknown)}, which {train_dir} has not (it has {has}): rename or move it"
+        )
     if verify:
         good = verified(walker, train + val, progress, cache_dir)
         train, val = [file for file in train if file in good], [file for file in val if file in good]
     _require_images(walker, train_dir, names, train)
     if val_dir and not val:
-        raise InputError(f"{printable(walker.full(val_dir))} has no usable image: add some, or remove it to split train instead")
+        raise InputError(
+            f"{printable(walker.full(val_dir))} has no usable image: add some, or remove it to split train instead"
+        )
     if not val_dir:
         train, val = _divided(train, split_seed, val_share, len(train_dir))
     classes = tuple(_in_order(names))
@@ -90,7 +98,8 @@ def _layout(walker: Walker, notes: list[str]) -> tuple[str, str]:
     trains = [name for name in folders if name.lower() == "train"]
     vals = sorted((n for n in folders if n.lower() in _VAL_NAMES), key=lambda name: _VAL_NAMES.index(name.lower()))
     others = [name for name in folders if name not in trains + vals]
-    # A class may be called "train" (car, bus, train): then it holds no folders, and has neighbours that are no splits.
+    # A class may be called "train" (car, bus, train): then it holds no folders, and has neighbours that are no
+    # splits.
     if not trains or (others and not walker.folders(trains[0])):
         return "", ""
     if len(trains) > 1:
@@ -113,7 +122,9 @@ def _require_classes(walker: Walker, split: str, names: list[str]) -> None:
     if {name.lower() for name in names} <= {*_VAL_NAMES} and names:
         raise InputError(f"{where} holds {some(names)} but no train folder: add one, or give a folder of class folders")
     if len(names) == 1:
-        hint = f", or is {where}/{printable(names[0])} the folder you mean?" * bool(walker.folders(os.path.join(split, names[0])))
+        hint = f", or is {where}/{printable(names[0])} the folder you mean?" * bool(
+            walker.folders(os.path.join(split, names[0]))
+        )
         raise InputError(f"{where} has a single class, {printable(names[0])}: two or more are needed{hint}")
     if not names:
         flat = sum(why == "image outside any class folder" and path.startswith(split) for path, why, _ in walker.left)
@@ -126,7 +137,9 @@ def _require_images(walker: Walker, split: str, names: list[str], train: list[Fo
     for name in (name for name in _in_order(names) if name not in filled):
         inside = os.path.join(split, name)
         left = [entry for entry in walker.left if entry[0] == inside or entry[0].startswith(f"{inside}/")]
-        why = Counter(f"unreadable {os.path.splitext(path)[1].lower() or 'file'}" if bad else why for path, why, bad in left)
+        why = Counter(
+            f"unreadable {os.path.splitext(path)[1].lower() or 'file'}" if bad else why for path, why, bad in left
+        )
         raise InputError(
             f"class {printable(name)} has no usable image in {printable(walker.full(inside))} "
             f"({'skipped: ' + counted(why) if why else 'it is empty'}): add images or remove the folder"
@@ -165,4 +178,6 @@ def _notes(walker: Walker, classes: tuple[str, ...], train: list[Found], val: li
         (twins, "images of val are also in train, byte for byte"),
     ]
     missing = [name for name in classes if name not in here]
-    return [f"{n} {text}" for n, text in counts if n > 0] + [f"val has no image of class {some(missing)}"] * bool(missing)
+    return [f"{n} {text}" for n, text in counts if n > 0] + [f"val has no image of class {some(missing)}"] * bool(
+        missing
+    )

@@ -1,12 +1,15 @@
-"""One image file to pixels: always height x width x 3, 8-bit RGB, upright; or an ``ImageError`` with the path and the reason.
+"""One image file to pixels: always height x width x 3, 8-bit RGB, upright; or an ``ImageError`` with the path and
+the reason.
 
-EXIF rotation is applied; an animation gives its first frame; 16-bit grey is scaled by its full range (of 16-bit colour Pillow
-keeps the upper 8 bits, at most one level below rounding). Transparency is laid over white: dropping the alpha channel shows
-the hidden colour below it, and turns black drawings on a clear ground into solid black. Where a file does not say what white
-is (floats, wide integers) it is refused. torchcodec decodes only 8-bit RGB and grey JPEG, where it gives Pillow's very bits.
+EXIF rotation is applied; an animation gives its first frame; 16-bit grey is scaled by its full range (of 16-bit
+colour Pillow keeps the upper 8 bits, at most one level below rounding). Transparency is laid over white: dropping
+the alpha channel shows the hidden colour below it, and turns black drawings on a clear ground into solid black.
+Where a file does not say what white is (floats, wide integers) it is refused. torchcodec decodes only 8-bit RGB
+and grey JPEG, where it gives Pillow's very bits.
 
-Pillow's ``MAX_IMAGE_PIXELS`` is obeyed, never set. ``LOAD_TRUNCATED_IMAGES`` feeds grey garbage to a training, so it is held
-at False while a file is decoded, even where the process has set it (some libraries do), and put back afterwards.
+Pillow's ``MAX_IMAGE_PIXELS`` is obeyed, never set. ``LOAD_TRUNCATED_IMAGES`` feeds grey garbage to a training, so
+it is held at False while a file is decoded, even where the process has set it (some libraries do), and put back
+afterwards.
 """
 
 from __future__ import annotations
@@ -66,7 +69,8 @@ def printable(text: object) -> str:
 class ImageError(InputError):
     """One image file that cannot be used: ``str()`` is ``"<path>: <reason>"`` in one printable line.
 
-    One argument is enough to build it, because the DataLoader rebuilds a worker's exception from its message alone.
+    One argument is enough to build it, because the DataLoader rebuilds a worker's exception from its message
+    alone.
     """
 
     def __init__(self, message: str, path: str = "", reason: str = ""):
@@ -80,7 +84,8 @@ class _Refused(Exception):
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """What the file holds: Pillow's format name, size in pixels before turning, and EXIF orientation (1 = upright)."""
+    """What the file holds: Pillow's format name, size in pixels before turning, and EXIF orientation (1 =
+    upright)."""
 
     format: str
     width: int
@@ -89,7 +94,8 @@ class ImageInfo:
 
 
 def looks_like(head: bytes) -> tuple[str, bool] | None:
-    """What a file is by its first bytes (64 or more), as ("a JPEG file", whether that is a readable kind of image)."""
+    """What a file is by its first bytes (64 or more), as ("a JPEG file", whether that is a readable kind of
+    image)."""
     kinds = (_IMAGES | _OTHERS).items()
     return next(((name, name in _IMAGES) for name, pattern in kinds if re.match(pattern, head, re.DOTALL)), None)
 
@@ -98,17 +104,21 @@ def read_image(path: str | bytes | os.PathLike, size: int | None = None, decoder
     """Read one image file as a writable uint8 array, height x width x 3, RGB, upright.
 
     ``size``: squash to ``size`` x ``size`` pixels (bilinear with antialiasing; the aspect ratio is not kept).
-    ``decoder``: ``"pillow"``; ``"torchcodec"``, the same bits, by Pillow where ``torchcodec_reason()`` is not None;
-    ``"scaled"``: a JPEG is decoded at 1/2, 1/4 or 1/8 while that is at least twice ``size``, so that the antialiasing still
-    has two pixels to average (on a busy picture 1 of 255 away from a full decode; at once ``size``, 12).
+    ``decoder``: ``"pillow"``; ``"torchcodec"``, the same bits, by Pillow where ``torchcodec_reason()`` is not
+    None; ``"scaled"``: a JPEG is decoded at 1/2, 1/4 or 1/8 while that is at least twice ``size``, so that the
+    antialiasing still has two pixels to average (on a busy picture 1 of 255 away from a full decode; at once
+    ``size``, 12).
 
-    Raises ``ImageError`` for every file that is missing, damaged, cut short, no image, or without a known range of values.
+    Raises ``ImageError`` for every file that is missing, damaged, cut short, no image, or without a known range of
+    values.
     """
     import numpy as np
     from PIL import Image
 
     if decoder not in DECODERS or (size is not None and size < 1):
-        raise InputError(f"decoder is {decoder!r}, size {size}: choose one of {', '.join(DECODERS)}, and a size of 1 or more")
+        raise InputError(
+            f"decoder is {decoder!r}, size {size}: choose one of {', '.join(DECODERS)}, and a size of 1 or more"
+        )
 
     def pixels(image):
         if size is not None:  # grey is resized as one channel: each channel is resized alone, so the result is the same
@@ -127,7 +137,8 @@ def check_image(path: str | bytes | os.PathLike) -> ImageInfo:
 
 
 def _read(path, size, decoder, use):
-    """``(use(image), ImageInfo)`` where ``image`` is upright, 8-bit, of mode L or RGB. Every fault is an ImageError."""
+    """``(use(image), ImageInfo)`` where ``image`` is upright, 8-bit, of mode L or RGB. Every fault is an
+    ImageError."""
     path, head = os.fsdecode(path), b""
     try:
         if not stat.S_ISREG(kind := os.stat(path).st_mode):  # opening a FIFO would wait for ever
@@ -137,7 +148,9 @@ def _read(path, size, decoder, use):
                 raise _Refused("is empty (0 bytes)")
             image, info = _decode(file, head, size, decoder)
             return use(image), info
-    except Exception as e:  # Pillow's plugins raise OSError, SyntaxError, struct.error, zlib.error, OverflowError, KeyError
+    except (
+        Exception
+    ) as e:  # Pillow's plugins raise OSError, SyntaxError, struct.error, zlib.error, OverflowError, KeyError
         reason = printable(_reason(e, head))
         raise ImageError(f"{printable(path)}: {reason}", path, reason) from e
 
@@ -152,7 +165,9 @@ def _decode(file: BinaryIO, head: bytes, size: int | None, decoder: str) -> tupl
             pillow_heif.register_heif_opener()
     image = Image.open(file)
     if image.format in NOT_PHOTOS or 0 in image.size:
-        raise _Refused("has no pixels" if 0 in image.size else f"is of kind {image.format}, not a photo: convert it to PNG")
+        raise _Refused(
+            "has no pixels" if 0 in image.size else f"is of kind {image.format}, not a photo: convert it to PNG"
+        )
     as_stored = image.size
     depth = re.search(r";(2|4|16)", str(image.tile[0][3])) if image.tile else None
     stored = _orientation(image) if image.format == "TIFF" else 1  # Pillow turns a TIFF itself, while loading
@@ -178,7 +193,8 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _eight_bit(image: Image.Image, depth: int) -> Image.Image:
-    """A loaded image as mode L or RGB. ``depth``: bits a channel in the file, which Pillow has scaled to 8 where it could."""
+    """A loaded image as mode L or RGB. ``depth``: bits a channel in the file, which Pillow has scaled to 8 where
+    it could."""
     from PIL import Image
 
     if image.mode == "F":
@@ -207,7 +223,9 @@ def _from_integers(image: Image.Image) -> Image.Image:
     values = np.asarray(image)
     low, high = int(values.min()), int(values.max())
     if low < 0 or high > 65535:
-        raise _Refused(f"has pixel values from {low} to {high}, and no known white: save it with 8 or 16 bits a channel")
+        raise _Refused(
+            f"has pixel values from {low} to {high}, and no known white: save it with 8 or 16 bits a channel"
+        )
     tags = getattr(image, "tag_v2", {}) if image.mode != "I" else {}
     bits = tags.get(258, (16,))[0]
     top = 2**bits - 1 if 8 < bits < 16 else 65535  # a 12-bit TIFF is white at 4095
@@ -227,7 +245,9 @@ def torchcodec_reason() -> str | None:
     except Exception as e:  # a missing or mismatched native library shows as OSError or RuntimeError, over many lines
         if isinstance(e, ModuleNotFoundError) and e.name == "torchcodec":
             return "torchcodec is not installed"
-        return printable(f"torchcodec (0.16 or later) does not load: {(str(e).strip() or type(e).__name__).splitlines()[0]}")
+        return printable(
+            f"torchcodec (0.16 or later) does not load: {(str(e).strip() or type(e).__name__).splitlines()[0]}"
+        )
     return None
 
 
@@ -240,7 +260,8 @@ def _by_torchcodec(file: BinaryIO, image: Image.Image) -> Image.Image | None:
     file.seek(0)
     data, at = bytearray(file.read()), 2  # a writable buffer: torch warns about others
     try:
-        # torchcodec turns the image by its own reading of EXIF. One rule for all: APP1 becomes APP15, which is skipped.
+        # torchcodec turns the image by its own reading of EXIF. One rule for all: APP1 becomes APP15, which is
+        # skipped.
         while data[at + 1] != 0xDA:
             data[at + 1] = 0xEF if data[at + 1] == 0xE1 else data[at + 1]
             at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
@@ -261,7 +282,9 @@ def _reason(error: Exception, head: bytes) -> str:
         return str(error) if isinstance(error, _Refused) else "does not fit in memory"
     if isinstance(error, Image.DecompressionBombError):
         mpx = [f"{int(n) / 1e6:.0f} Mpx, " for n in re.findall(r"\((\d+) pixels", str(error))]
-        return f"is too large: {''.join(mpx)}Pillow's limit is {2 * Image.MAX_IMAGE_PIXELS / 1e6:.0f} Mpx; make it smaller"
+        return (
+            f"is too large: {''.join(mpx)}Pillow's limit is {2 * Image.MAX_IMAGE_PIXELS / 1e6:.0f} Mpx; make it smaller"
+        )
     if isinstance(error, (FileNotFoundError, PermissionError)):
         return "does not exist" if isinstance(error, FileNotFoundError) else "may not be read: no permission"
     if getattr(error, "errno", None) is not None:
@@ -285,7 +308,8 @@ def _strict_pillow():
     global _users, _flag
     from PIL import ImageFile
 
-    # A lasting filter instead of catch_warnings, which is not safe among threads and makes all old warnings print again.
+    # A lasting filter instead of catch_warnings, which is not safe among threads and makes all old warnings print
+    # again.
     if not warnings.filters or warnings.filters[0][3] != re.compile(r"PIL\."):
         warnings.filterwarnings("ignore", module=r"PIL\.")
     with _lock:

@@ -1,4 +1,5 @@
-"""What a scanned folder comes to: paths that worker processes share without copying, labels, and what was left out."""
+"""What a scanned folder comes to: paths that worker processes share without copying, labels, and what was left
+out."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from helpers.data.images import printable
 class PathList(Sequence[str]):
     """Paths below ``root``, in one bytes buffer with int64 offsets; slices and ``take(indices)`` are PathLists.
 
-    A worker process that reads a list of ``str`` writes to each string's reference count, and so comes to own a copy of all
-    of them; this buffer stays shared.
+    A worker process that reads a list of ``str`` writes to each string's reference count, and so comes to own a
+    copy of all of them; this buffer stays shared.
     """
 
     def __init__(self, root: str, relative: Sequence[str]):
@@ -61,7 +62,8 @@ class Problem(NamedTuple):
 
 @dataclass
 class Folder:
-    """What ``scan`` found. ``ignored``: reason -> count. ``problems``: sorted by path. ``notes``: one line each."""
+    """What ``scan`` found. ``ignored``: reason -> count. ``problems``: sorted by path. ``notes``: one line
+    each."""
 
     root: str
     classes: tuple[str, ...]
@@ -72,7 +74,8 @@ class Folder:
     notes: list[str]
 
     def describe(self) -> str:
-        """Lines for people: the counts, what was ignored, the notes, and every file that cannot be read, with its reason."""
+        """Lines for people: the counts, what was ignored, the notes, and every file that cannot be read, with its
+        reason."""
         lines = [f"{printable(self.root)}: {len(self.train)} train and {len(self.val)} val images"]
         lines += [f"{len(self.classes)} classes: {some(self.classes)}", *(f"note: {note}" for note in self.notes)]
         lines += [f"ignored: {counted(self.ignored)}"] if self.ignored else []

@@ -1,4 +1,5 @@
-"""Where images come from: the embedded digits, a reader's folder, or a torchvision data set, all behind one small interface."""
+"""Where images come from: the embedded digits, a reader's folder, or a torchvision data set, all behind one small
+interface."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ class Files(Source):
         for path in self.paths:
             status = os.stat(path)
             digest.update(
-                f"{os.path.relpath(path, self.root)} {status.st_size} {status.st_mtime_ns}\n".encode(errors="surrogateescape")
+                f"{os.path.relpath(path, self.root)} {status.st_size} {status.st_mtime_ns}\n".encode(
+                    errors="surrogateescape"
+                )
             )
         return digest.hexdigest()
 
@@ -96,14 +99,16 @@ class Pixels(Source):
         return self.array[index]
 
     def gather(self, indices: torch.Tensor) -> torch.Tensor:
-        """uint8 B×S×S×3. ``index_select`` over rows is a plain copy; ``x[indices]`` is several times slower on uint8."""
+        """uint8 B×S×S×3. ``index_select`` over rows is a plain copy; ``x[indices]`` is several times slower on
+        uint8."""
         return self._flat.index_select(0, indices).view(len(indices), self.size, self.size, 3)
 
 
 class ImageDataset(Dataset):
     """Whole batches of a source for a list of keys (see ``loading.EpochBatches``): (images, int64 labels).
 
-    Without ``transform`` the images are uint8 N×3×S×S, for a BatchTransform on the device; with it float32, made one by one.
+    Without ``transform`` the images are uint8 N×3×S×S, for a BatchTransform on the device; with it float32, made
+    one by one.
     """
 
     def __init__(self, source: Source, transform=None):
@@ -155,12 +160,18 @@ class ImageData:
 
 
 def open_data(
-    name: str, size: int, *, decoder: str = "pillow", split_seed: int = 0, verify: bool = True, progress: bool = False
+    name: str,
+    size: int,
+    *,
+    decoder: str = "pillow",
+    split_seed: int = 0,
+    verify: bool = True,
+    progress: bool = False,
 ) -> ImageData:
     """Open 'digits', a folder, or a torchvision data set by name, at ``size`` pixels square.
 
-    A reader's folder is checked image by image before anything trains on it (``verify``); what cannot be read is left out and named
-    in ``notes``. Raises InputError, in one line, for everything that cannot be opened.
+    A reader's folder is checked image by image before anything trains on it (``verify``); what cannot be read is
+    left out and named in ``notes``. Raises InputError, in one line, for everything that cannot be opened.
     """
     if name == "digits":
         from helpers.data.digits import ensure_digits
@@ -172,13 +183,23 @@ def open_data(
         known = ", ".join(["digits", *DOWNLOADS.values()])
         raise InputError(f"--data {name}: no such folder; give a folder of class folders, or one of {known}")
     return _from_folder(
-        Path(name).resolve().name or "root", Path(name), size, decoder, split_seed, verify=verify, progress=progress
+        Path(name).resolve().name or "root",
+        Path(name),
+        size,
+        decoder,
+        split_seed,
+        verify=verify,
+        progress=progress,
     )
 
 
 def _from_folder(name, root, size, decoder, split_seed, *, verify, progress=False) -> ImageData:
     folder = scan(
-        root, split_seed=split_seed, verify=verify, progress=progress, cache_dir=data_home() / "cache" if verify else None
+        root,
+        split_seed=split_seed,
+        verify=verify,
+        progress=progress,
+        cache_dir=data_home() / "cache" if verify else None,
     )
     train, val = (Files(root, part.paths, part.labels, size, decoder) for part in (folder.train, folder.val))
     notes = [] if name == "digits" else folder.describe().splitlines()
@@ -196,10 +217,14 @@ def _from_torchvision(name, size, decoder, split_seed) -> ImageData:
                     loaded = torchvision.datasets.Imagenette(
                         home, split=split, size="160px", download=not (home / "imagenette2-160").exists()
                     )
-                return _from_folder("imagenette", Path(loaded._image_root).parent, size, decoder, split_seed, verify=False)
+                return _from_folder(
+                    "imagenette", Path(loaded._image_root).parent, size, decoder, split_seed, verify=False
+                )
             parts = [getattr(torchvision.datasets, name)(home, train=train, download=True) for train in (True, False)]
     except (OSError, RuntimeError) as error:  # URLError is an OSError; a broken archive is a RuntimeError
         reason = str(error).splitlines()[0]
-        raise InputError(f"--data {name}: could not be downloaded ({reason}); go online once, or use --data digits") from None
+        raise InputError(
+            f"--data {name}: could not be downloaded ({reason}); go online once, or use --data digits"
+        ) from None
     sources = [Arrays(np.asarray(part.data), part.targets, size, name) for part in parts]
     return ImageData(name.lower(), tuple(parts[0].classes), *sources)

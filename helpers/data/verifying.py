@@ -16,15 +16,19 @@ from helpers.data.walking import Found, Walker
 
 
 def verified(walker: Walker, files: list[Found], progress: bool, cache_dir: Path | None) -> dict[Found, list]:
-    """Each file that can be read, with [key, format, pixels, orientation, digest]; the others are left out as problems.
+    """Each file that can be read, with [key, format, pixels, orientation, digest]; the others are left out as
+    problems.
 
-    Only good files are remembered: what is wrong with the others may be cured without a trace in the file (a plugin, a right).
+    Only good files are remembered: what is wrong with the others may be cured without a trace in the file (a
+    plugin, a right).
     """
     name = hashlib.blake2b(os.fsencode(walker.root), digest_size=8).hexdigest()
     store = Path(cache_dir) / f"scan-{name}.json" if cache_dir else None
     known, good = {}, {}
     with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
-        known = {row[0]: row for row in json.loads(store.read_bytes()) if [type(v) for v in row] == [str, str, int, int, str]}
+        known = {
+            row[0]: row for row in json.loads(store.read_bytes()) if [type(v) for v in row] == [str, str, int, int, str]
+        }
 
     def check(file: Found) -> list | str:
         key = hashlib.blake2b(os.fsencode(f"{file.size}/{file.mtime}/{file.path}"), digest_size=8).hexdigest()
@@ -40,7 +44,9 @@ def verified(walker: Walker, files: list[Found], progress: bool, cache_dir: Path
 
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     try:
-        results = progress_bar(pool.map(check, files), show=progress, total=len(files), desc="reading images", unit="image")
+        results = progress_bar(
+            pool.map(check, files), show=progress, total=len(files), desc="reading images", unit="image"
+        )
         for file, result in zip(files, results, strict=True):
             if isinstance(result, str):
                 walker.leave(file.path, result, problem=True)

@@ -1,4 +1,5 @@
-"""Walking a folder that people have lived in: every real image once, and everything else counted with its reason."""
+"""Walking a folder that people have lived in: every real image once, and everything else counted with its
+reason."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ class Walker:
         classes, files, once, visited = [], [], {}, set()
         real, links = [(split, "", False)], []
         while real or links:
-            # Links wait until all real folders are done, so that a file counts where it lies, and a loop ends at once.
+            # Links wait until all real folders are done, so that a file counts where it lies, and a loop ends at
+            # once.
             path, label, linked = real.pop() if real else links.pop(links.index(min(links)))
             try:
                 status = os.stat(self.full(path))

@@ -1,1 +1,2 @@
-"""The laboratory: what measures, predicts, draws, teaches and diagnoses. It imports ``helpers``, never the other way."""
+"""The laboratory: what measures, predicts, draws, teaches and diagnoses. It imports ``helpers``, never the other
+way."""

@@ -1,4 +1,5 @@
-"""Exercises that check themselves: the reader's code is run against a small made-up world, and told what *it* does differently."""
+"""Exercises that check themselves: the reader's code is run against a small made-up world, and told what *it* does
+differently."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ CHECKS: dict[str, Callable] = {}
 
 
 def check(name: str, answer: Callable) -> None:
-    """Run the check called ``name`` on the reader's ``answer`` and print one line: passed, not attempted, or what is wrong
-    with it."""
+    """Run the check called ``name`` on the reader's ``answer`` and print one line: passed, not attempted, or what
+    is wrong with it."""
     try:
         praise = CHECKS[name](answer)
     except NotImplementedError:
@@ -34,7 +35,8 @@ def exercise(function: Callable) -> Callable:
 
 
 class FakeTime:
-    """A clock that only moves when the made-up world says so, so that a check of timing code never depends on the machine."""
+    """A clock that only moves when the made-up world says so, so that a check of timing code never depends on the
+    machine."""
 
     def __init__(self):
         self.now = 100.0
@@ -65,19 +67,26 @@ class _SlowBatches:
 
 @exercise
 def timed_batches(answer: Callable) -> str:
-    """``answer(batches, clock, waits)`` must yield every batch and append to ``waits`` the seconds it waited for each."""
+    """``answer(batches, clock, waits)`` must yield every batch and append to ``waits`` the seconds it waited for
+    each."""
     time, startup, loading, training = FakeTime(), 4.0, [2.0, 1.0, 3.0], 10.0
     batches, waits, seen = _SlowBatches(time, startup, loading), [], []
     result = answer(batches, time, waits)
     if result is None:
-        raise Mistake("It returned None; write `yield batch` inside the loop, so that it hands on one batch after another.")
+        raise Mistake(
+            "It returned None; write `yield batch` inside the loop, so that it hands on one batch after another."
+        )
     for batch in result:
         due = "abc"[len(seen) : len(seen) + 1]
         if batch != due:
-            raise Mistake(f"Batch {batch} came where {due or 'none'} was due; hand on every batch, each once and in order.")
+            raise Mistake(
+                f"Batch {batch} came where {due or 'none'} was due; hand on every batch, each once and in order."
+            )
         seen.append(batch)
         if batches.fetched > len(seen):
-            raise Mistake(f"It fetched {batches.fetched} batches before the first was used; hand each on as soon as it is there.")
+            raise Mistake(
+                f"It fetched {batches.fetched} batches before the first was used; hand each on as soon as it is there."
+            )
         time.pass_by(training)
     if len(seen) < len(loading):
         raise Mistake(f"It handed on {len(seen)} of {len(loading)} batches; every one must come through.")
@@ -86,14 +95,20 @@ def timed_batches(answer: Callable) -> str:
         return "Start-up belongs to the first wait, your own computing to none."
     if len(waits) != len(seen):
         raise Mistake(
-            f"There are {len(waits)} waits for {len(seen)} batches; append exactly one for each batch, before you yield it."
+            f"There are {len(waits)} waits for {len(seen)} batches; append exactly one for each batch, before you "
+            "yield it."
         )
     if all(abs(wait) < 1 for wait in waits):
-        raise Mistake("The waits are almost zero; read the time from the `clock` you are given, before and after fetching.")
+        raise Mistake(
+            "The waits are almost zero; read the time from the `clock` you are given, before and after fetching."
+        )
     if waits == loading:
         raise Mistake(
-            "The first wait leaves out starting the iterator (4 s here, worker processes in real life); start the clock before."
+            "The first wait leaves out starting the iterator (4 s here, worker processes in real life); start "
+            "the clock before."
         )
     if any(wait >= training for wait in waits):
-        raise Mistake("A wait includes the 10 s that the consumer computed; after `yield` returns, start the clock anew.")
+        raise Mistake(
+            "A wait includes the 10 s that the consumer computed; after `yield` returns, start the clock anew."
+        )
     raise Mistake(f"The waits should be {expected} seconds, yours are {waits}.")

@@ -1,4 +1,5 @@
-"""What every chapter uses: the device banner, source on show, predictions, and a workload that suits the device."""
+"""What every chapter uses: the device banner, source on show, predictions, and a workload that suits the
+device."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from helpers.lab.measure import Spread
 
 
 def banner() -> None:
-    """Print what this machine is, as far as training is concerned. The GPU has run a kernel before it is called usable."""
+    """Print what this machine is, as far as training is concerned. The GPU has run a kernel before it is called
+    usable."""
     cores, quota = usable_cpus(), os.cpu_count()
     print(
         f"Python {platform.python_version()}, torch {torch.__version__}, "
@@ -37,7 +39,8 @@ def banner() -> None:
             state = cuda_problem(index) or "it has run a kernel"
             print(f"GPU {index}: {facts.name}, {capability}, CUDA {torch.version.cuda}; {state}")
     reason = torchcodec_reason()
-    print(f"Fast image decoding (torchcodec): {'not available, Pillow takes its place: ' + reason if reason else 'available'}")
+    state = f"not available, Pillow takes its place: {reason}" if reason else "available"
+    print(f"Fast image decoding (torchcodec): {state}")
 
 
 def _memory_gb() -> float:
@@ -45,8 +48,8 @@ def _memory_gb() -> float:
 
 
 def workload(name: str, **changes) -> TrainConfig:
-    """A preset at a size that suits the device: 64 px and a small CNN on a CPU; 224 px and ResNet-50 on a GPU, which the small one
-    would only keep busy with launching kernels."""
+    """A preset at a size that suits the device: 64 px and a small CNN on a CPU; 224 px and ResNet-50 on a GPU,
+    which the small one would only keep busy with launching kernels."""
     if pick_device(changes.get("device", "auto")).type == "cuda":
         changes = {"model": "resnet50", "image_size": 224, "shift": 14, **changes}
     return preset(name, **{"model": "small_cnn", **changes})
@@ -61,7 +64,11 @@ def show_source(*objects) -> None:
 def show_changes(*names: str) -> None:
     """Print, as a table, the settings in which presets differ."""
     configs = [preset(name, device="cpu") for name in names]
-    rows = [(field, *(str(getattr(c, field)) for c in configs)) for field in vars(configs[0]) if field not in ("preset", "device")]
+    rows = [
+        (field, *(str(getattr(c, field)) for c in configs))
+        for field in vars(configs[0])
+        if field not in ("preset", "device")
+    ]
     rows = [("setting", *names)] + [row for row in rows if len(set(row[1:])) > 1]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
@@ -69,7 +76,8 @@ def show_changes(*names: str) -> None:
 
 
 def predictions_file() -> Path:
-    """Where predictions are kept: the variable COURSE_PREDICTIONS, else notebooks/.predictions.json, which git ignores."""
+    """Where predictions are kept: the variable COURSE_PREDICTIONS, else notebooks/.predictions.json, which git
+    ignores."""
     default = Path(__file__).resolve().parents[2] / "notebooks" / ".predictions.json"
     return Path(os.environ.get("COURSE_PREDICTIONS") or default)
 
@@ -82,7 +90,8 @@ def _predictions() -> dict[str, float]:
 
 
 def predict(key: str, question: str, unit: str) -> None:
-    """Show a box for the reader's prediction and keep what is typed under ``key``. An empty box is fine, and stays empty."""
+    """Show a box for the reader's prediction and keep what is typed under ``key``. An empty box is fine, and stays
+    empty."""
     import ipywidgets
     from IPython.display import display
 
@@ -115,11 +124,14 @@ def predict(key: str, question: str, unit: str) -> None:
 
 
 def reveal(key: str, measured: Spread, unit: str, *, more: str, less: str) -> None:
-    """Print prediction and measurement side by side. ``more`` and ``less`` say what it means to have predicted too much or
-    too little; inside the measured middle half neither is said."""
+    """Print prediction and measurement side by side. ``more`` and ``less`` say what it means to have predicted too
+    much or too little; inside the measured middle half neither is said."""
     predicted = _predictions().get(key)
     print(f"predicted  {'(none)' if predicted is None else f'{predicted:.3g} {unit}'}")
-    print(f"measured   {measured.median:.3g} {unit}   (middle half of the steps: {measured.low:.3g} to {measured.high:.3g})")
+    print(
+        f"measured   {measured.median:.3g} {unit}   (middle half of the steps: {measured.low:.3g} to "
+        f"{measured.high:.3g})"
+    )
     if predicted is None:
         return
     slack = 0.1 * abs(measured.median)

@@ -18,9 +18,11 @@ PHASES = ("load", "copy", "forward", "backward", "optimizer", "other")
 
 
 class SyncedClock(StepClock):
-    """A StepClock that waits for the device at every mark, so that each phase pays for its own work, and keeps the steps apart.
+    """A StepClock that waits for the device at every mark, so that each phase pays for its own work, and keeps the
+    steps apart.
 
-    The waits cost overlap: phases become true, the whole becomes a little slower. On a CPU there is nothing to wait for.
+    The waits cost overlap: phases become true, the whole becomes a little slower. On a CPU there is nothing to
+    wait for.
     """
 
     def __init__(self, device: torch.device):
@@ -49,7 +51,9 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+        low, median, high = (
+            statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+        )
         return cls(median, low, high)
 
 
@@ -78,8 +82,8 @@ class Steps:
 def measure_steps(config: TrainConfig, steps: int = 20, warmup: int = 4) -> Steps:
     """Train ``warmup + steps`` optimiser steps of the real loop and return the times of the last ``steps``.
 
-    Uses a run folder that is removed afterwards; nothing is printed. ``first`` keeps the very first step, which is not like
-    the others.
+    Uses a run folder that is removed afterwards; nothing is printed. ``first`` keeps the very first step, which is
+    not like the others.
     """
     clock = SyncedClock(pick_device(config.device))
     with tempfile.TemporaryDirectory() as folder:
@@ -89,8 +93,8 @@ def measure_steps(config: TrainConfig, steps: int = 20, warmup: int = 4) -> Step
 
 
 def ratio(slow: Steps, fast: Steps) -> Spread:
-    """How many times as long ``slow`` takes for an image: the median, and the ratios of the near and far ends of the middle
-    halves."""
+    """How many times as long ``slow`` takes for an image: the median, and the ratios of the near and far ends of
+    the middle halves."""
     one, other = slow.total(), fast.total()
     scale = fast.images / slow.images
     return Spread(scale * one.median / other.median, scale * one.low / other.high, scale * one.high / other.low)

@@ -46,12 +46,15 @@ def contact_sheet(source: Files, classes: tuple[str, ...], columns: int = 10, ro
                     pixels = read_image(source.paths[int(indices[row])])
                     axis.imshow(pixels)
                     axis.set_title(f"{pixels.shape[1]}×{pixels.shape[0]}", fontsize=7, loc="center", pad=2)
-        figure.suptitle(f"What the loader reads: one class a column ({', '.join(classes)}), pixels as on disk", fontsize=10)
+        figure.suptitle(
+            f"What the loader reads: one class a column ({', '.join(classes)}), pixels as on disk", fontsize=10
+        )
     return figure
 
 
 def step_bars(*measured: Steps) -> Figure:
-    """Where the time of a step goes: a stacked bar for each measurement, in milliseconds per image, medians over the steps.
+    """Where the time of a step goes: a stacked bar for each measurement, in milliseconds per image, medians over
+    the steps.
 
     The line at a bar's end spans the middle half of the steps' total times.
     """
@@ -62,10 +65,26 @@ def step_bars(*measured: Steps) -> Figure:
             for phase in PHASES:
                 width = steps.phase(phase).median * scale
                 label = phase if row == 0 else None
-                axis.barh(row, width, left=left, height=0.6, color=COLOURS[phase], edgecolor="white", linewidth=0.5, label=label)
+                axis.barh(
+                    row,
+                    width,
+                    left=left,
+                    height=0.6,
+                    color=COLOURS[phase],
+                    edgecolor="white",
+                    linewidth=0.5,
+                    label=label,
+                )
                 left += width
             total = steps.total()
-            axis.plot([total.low * scale, total.high * scale], [row, row], color="black", linewidth=1.5, marker="|", markersize=9)
+            axis.plot(
+                [total.low * scale, total.high * scale],
+                [row, row],
+                color="black",
+                linewidth=1.5,
+                marker="|",
+                markersize=9,
+            )
             axis.annotate(
                 f" {total.median * scale:.2f} ms an image = {total.median * 1e3:.0f} ms a step of {steps.images}",
                 (max(left, total.high * scale), row),
@@ -78,5 +97,12 @@ def step_bars(*measured: Steps) -> Figure:
         axis.invert_yaxis()
         axis.set_xlim(0, 1.6 * max(steps.total().high * 1e3 / steps.images for steps in measured))
         axis.set_xlabel("milliseconds per image (median; black line: middle half of the steps)")
-        axis.legend(ncols=len(PHASES), loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2, fontsize=9, handlelength=1.2)
+        axis.legend(
+            ncols=len(PHASES),
+            loc="lower left",
+            bbox_to_anchor=(0, 1.0),
+            borderaxespad=0.2,
+            fontsize=9,
+            handlelength=1.2,
+        )
     return figure
