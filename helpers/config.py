@@ -65,6 +65,8 @@ class TrainConfig:
     """Autocast type; 'auto' measures on this machine which is fastest."""
     channels_last: bool = False
     """Keep images and convolution weights in N×H×W×C order."""
+    keep_memory: bool = False
+    """On a CPU: keep freed memory in the process instead of giving it back to the system after each step."""
     compile: bool = False
     """Compile the model with torch.compile."""
     device: str = "auto"
@@ -171,15 +173,17 @@ PRESETS: dict[str, dict] = {
         "log_every": 50,
     },
     "tuned": {
+        "epochs": 8,
         "batch_size": 64,
         "optimizer": "adamw",
         "lr": 3e-3,
         "weight_decay": 0.01,
         "schedule": "cosine",
-        "warmup": 0.15,
+        "warmup": 0.1,
         "fused": True,
         "precision": "auto",
         "channels_last": True,
+        "keep_memory": True,
         "workers": -1,
         "persistent_workers": True,
         "pin_memory": True,

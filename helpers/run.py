@@ -24,7 +24,7 @@ from helpers.checkpoint import (
 )
 from helpers.config import TrainConfig
 from helpers.data.cache import remembered
-from helpers.devices import autocast_for, fastest_precision, pick_device
+from helpers.devices import autocast_for, fastest_precision, keep_freed_memory, pick_device
 from helpers.errors import InputError, NonFinite
 from helpers.loading import Batches, given_batches, open_batches
 from helpers.models import build_model, require_model
@@ -60,6 +60,8 @@ class Run:
         self.device = pick_device(config.device)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
+        elif config.keep_memory:
+            keep_freed_memory()
         seed_everything(config.seed)
         self.data: Batches = given_batches(*loaders) if loaders else open_batches(config, self.device)
         if state and state["classes"] != self.data.classes:

@@ -67,7 +67,11 @@ def lab(tmp_path_factory):
     predictions go."""
     predictions = tmp_path_factory.mktemp("lab") / "predictions.json"
     port = free_port()
-    environment = {**os.environ, "COURSE_PREDICTIONS": str(predictions), "LAB_ARGS": f"--port={port} --no-browser --LabApp.expose_app_in_browser=True"}
+    environment = {
+        **os.environ,
+        "COURSE_PREDICTIONS": str(predictions),
+        "LAB_ARGS": f"--port={port} --no-browser --LabApp.expose_app_in_browser=True",
+    }
     environment.pop("COURSE_DATA", None)  # the reader's own: rendered once, used by every chapter
     server = subprocess.Popen(
         [sys.executable, ".ci/environment.py", "lab"], cwd=REPO, env=environment, start_new_session=True,
@@ -238,7 +242,7 @@ def test_tensorboard_shows_a_run(browser, tmp_path, digits):
         )
         page = browser.new_page()
         page.goto(f"http://127.0.0.1:{port}/#timeseries")
-        page.get_by_text("train/loss").first.wait_for(timeout=60_000)
+        page.get_by_text("/accuracy").first.wait_for(timeout=60_000)
         page.close()
     finally:
         board.terminate()

@@ -105,9 +105,9 @@ def read_image(path: str | bytes | os.PathLike, size: int | None = None, decoder
 
     ``size``: squash to ``size`` x ``size`` pixels (bilinear with antialiasing; the aspect ratio is not kept).
     ``decoder``: ``"pillow"``; ``"torchcodec"``, the same bits, by Pillow where ``torchcodec_reason()`` is not
-    None; ``"scaled"``: a JPEG is decoded at 1/2, 1/4 or 1/8 while that is at least twice ``size``, so that the
-    antialiasing still has two pixels to average (on a busy picture 1 of 255 away from a full decode; at once
-    ``size``, 12).
+    None; ``"scaled"``: a JPEG is decoded at 1/2, 1/4 or 1/8 while that is at least 1.5 times ``size``, so that the
+    antialiasing still has something to average (on the embedded digits 0.5 of 255 away from a full decode in
+    the mean).
 
     Raises ``ImageError`` for every file that is missing, damaged, cut short, no image, or without a known range of
     values.
@@ -148,9 +148,7 @@ def _read(path, size, decoder, use):
                 raise _Refused("is empty (0 bytes)")
             image, info = _decode(file, head, size, decoder)
             return use(image), info
-    except (
-        Exception
-    ) as e:  # Pillow's plugins raise OSError, SyntaxError, struct.error, zlib.error, OverflowError, KeyError
+    except Exception as e:  # Pillow's plugins raise OSError, SyntaxError, struct.error, zlib.error, KeyError …
         reason = printable(_reason(e, head))
         raise ImageError(f"{printable(path)}: {reason}", path, reason) from e
 
@@ -173,7 +171,7 @@ def _decode(file: BinaryIO, head: bytes, size: int | None, decoder: str) -> tupl
     stored = _orientation(image) if image.format == "TIFF" else 1  # Pillow turns a TIFF itself, while loading
     jpeg = image.format in ("JPEG", "MPO")
     if jpeg and decoder == "scaled" and size is not None:
-        image.draft(None, (2 * size, 2 * size))
+        image.draft(None, (size * 3 // 2, size * 3 // 2))
     suits = jpeg and decoder == "torchcodec" and image.mode in ("RGB", "L") and torchcodec_reason() is None
     if (upright := _by_torchcodec(file, image) if suits else None) is None:
         image.load()
