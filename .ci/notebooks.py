@@ -6,6 +6,7 @@ that differs between machines or runs and no widget state (its ids are random, a
 use it), and one newline at the end.
 """
 
+import base64
 import re
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import nbformat
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 CELL_METADATA = ("editable", "deletable", "jupyter", "slideshow", "tags")
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+README_PICTURE = ("00_start_here", Path(".github/step_bars.png"))  # the last picture of that chapter
 ADDRESS_OF_CHAPTER = re.compile(r'href="([\w./-]+)\.ipynb(#[^"]*)?"')
 
 
@@ -52,6 +54,14 @@ def execute(path):
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         sys.exit(f"{path}: not changed, because a cell failed.\n{error}")
     write(canonical(notebook, path.stem), path)
+    if path.stem == README_PICTURE[0]:
+        pictures = [
+            output.data["image/png"]
+            for cell in notebook.cells
+            for output in cell.get("outputs", [])
+            if "image/png" in output.get("data", {})
+        ]
+        README_PICTURE[1].write_bytes(base64.b64decode(pictures[-1]))
 
 
 def html(path):

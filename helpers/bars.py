@@ -14,5 +14,6 @@ def progress_bar(iterable: Iterable | None = None, *, show: bool = True, **optio
     """
     from tqdm.auto import tqdm
 
-    visible = show and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    visible = show and (sys.stderr.isatty() or hasattr(shell, "kernel"))
     return tqdm(iterable, leave=False, disable=not visible, dynamic_ncols=True, **options)

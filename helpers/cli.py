@@ -6,8 +6,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import errno
 import io
 import sys
+
+import torch
 
 from helpers.checkpoint import load_checkpoint
 from helpers.config import TrainConfig, preset
@@ -75,6 +78,16 @@ def main(arguments: list[str] | None = None) -> int:
         return _end(str(error), 2)
     except (NonFinite, LoaderDied) as error:
         return _end(str(error), 1)
+    except torch.OutOfMemoryError as error:
+        first = str(error).splitlines()[0]
+        return _end(f"{first} Try half the --batch-size with twice the --accumulate", 1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        return _end(
+            f"cannot write {error.filename or 'the run folder'}: {error.strerror}; free space, or name another --run-dir",
+            2,
+        )
     rate, accuracy = summary["images_per_s"], summary["val_accuracy"]
     parts = [f"{summary['steps']} steps in {summary['seconds']:.1f} s"]
     parts += [f"{rate:.0f} images/s"] if rate else []

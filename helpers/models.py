@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import nn
 
@@ -73,3 +75,23 @@ def require_model(name: str) -> None:
         raise InputError(
             f"--model {name}: is not known; use small_cnn, first_cnn or a torchvision model such as resnet18"
         )
+
+
+@torch.no_grad()
+def require_fit(model: nn.Module, images: torch.Tensor, classes: int) -> None:
+    """Raise InputError if ``model`` cannot make N×``classes`` scores of ``images`` (N×3×H×W float).
+
+    Tried on a copy, in training mode: model and random state stay as they are.
+    """
+    devices = [images.device] if images.is_cuda else []
+    size, name = images.shape[-1], type(model).__name__
+    try:
+        with torch.random.fork_rng(devices=devices):
+            scores = copy.deepcopy(model).train()(images)
+    except (RuntimeError, ValueError, AssertionError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(
+            f"{name} cannot take images of {size} px ({reason}); use another --image-size or --model"
+        ) from None
+    if not isinstance(scores, torch.Tensor) or scores.shape != (len(images), classes):
+        raise InputError(f"{name} does not give one score for each of the {classes} classes; use another --model")

@@ -27,7 +27,7 @@ from helpers.data.cache import remembered
 from helpers.devices import autocast_for, fastest_precision, keep_freed_memory, pick_device
 from helpers.errors import InputError, NonFinite
 from helpers.loading import Batches, given_batches, open_batches
-from helpers.models import build_model, require_model
+from helpers.models import build_model, require_fit, require_model
 from helpers.monitor import StepClock, new_run_folder, require_free
 from helpers.optim import build_optimizer
 from helpers.processes import peak_resident_mb, reset_peak_resident
@@ -70,7 +70,11 @@ class Run:
             )
         self.model = build_model(config.model, len(self.data.classes)) if model is None else model
         self.model.to(self.device, memory_format=torch.channels_last if config.channels_last else torch.preserve_format)
-        self.precision = self._precision(state)
+        sample = self.data.sample()
+        if sample is not None and self.data.classes:
+            sample = [tensor.to(self.device) for tensor in sample]
+            require_fit(self.model, self.data.prepare(sample[0][:2]), len(self.data.classes))
+        self.precision = self._precision(state, sample)
         self.data.use_precision(self.precision)
         self.autocast = autocast_for(self.device, self.precision)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
@@ -107,15 +111,14 @@ class Run:
         }
         save_checkpoint(self.folder / "checkpoints", state)
 
-    def _precision(self, state: dict | None) -> str:
+    def _precision(self, state: dict | None, sample) -> str:
         if self.config.precision != "auto":
             return self.config.precision
         if state and state["config"]["precision"] == "auto":
             return state["precision"]  # measured again it could come out differently: another run
-        batch = self.data.sample()
-        if batch is None:
+        if sample is None:
             return "fp32"
-        images, labels = self.data.prepare(batch[0].to(self.device)), batch[1].to(self.device)
+        images, labels = self.data.prepare(sample[0].to(self.device)), sample[1].to(self.device)
         layout = "channels_last" if self.config.channels_last else "contiguous"
         parameters = sum(p.numel() for p in self.model.parameters())
         model = f"{type(self.model).__name__} {parameters} {tuple(images.shape)} {layout}"

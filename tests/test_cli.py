@@ -77,6 +77,9 @@ def test_flags_change_their_preset_and_leave_the_rest(digits):
         (["--workers", "-5"], "workers"),
         (["--accumulate", "0"], "at least 1"),
         (["--max-steps", "1e3"], "max-steps"),
+        (["--image-size", "8", "--shift", "1", "--no-cache"], "--image-size"),
+        (["--model", "vit_b_16", "--no-cache"], "--image-size"),
+        (["--model", "googlenet", "--image-size", "64", "--no-cache"], "one score"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, hint, capsys, tmp_path, monkeypatch, digits):
@@ -175,6 +178,21 @@ def test_resume_takes_its_settings_from_the_run(tmp_path, digits):
     assert parse(["--resume", str(tmp_path / "run")]).max_steps is None
     with pytest.raises(InputError, match="--preset naive, not tuned"):
         parse(["--preset", "tuned", "--resume", str(tmp_path / "run")])
+
+
+@pytest.mark.parametrize(("error", "hint"), [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"), "--accumulate"),
+    (OSError(28, "No space left on device", "run/metrics.jsonl"), "No space left"),
+])  # fmt: skip
+def test_a_full_gpu_or_disk_is_one_line(error, hint, monkeypatch, capsys):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr("helpers.train.Trainer.fit", fails)
+    monkeypatch.setattr("helpers.train.Trainer.__init__", lambda self, config: None)
+    assert main([]) in (1, 2)
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.strip().splitlines()) == 1 and hint in err
 
 
 def test_a_loss_that_blows_up_is_one_line_and_exit_code_1(tmp_path, digits, capsys):

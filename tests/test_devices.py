@@ -108,6 +108,12 @@ def test_reduced_precision_must_be_clearly_faster(monkeypatch):
     assert fastest_precision(SmallCNN(2), *batch) == "bf16"
 
 
+def test_freed_memory_is_kept_only_where_asked(monkeypatch):
+    assert devices.keep_freed_memory() in (True, False)
+    monkeypatch.setattr(devices.ctypes, "CDLL", lambda name: object())
+    assert devices.keep_freed_memory() is False
+
+
 def test_fp32_needs_no_autocast():
     for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
         with autocast_for(torch.device("cpu"), precision):

@@ -83,8 +83,10 @@ class Folder:
 
 
 def some(names: Sequence[str]) -> str:
+    """At most five of the names, and how many more there are."""
     return ", ".join(map(printable, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def counted(reasons: dict[str, int]) -> str:
+    """Reasons with their counts, in one line."""
     return ", ".join(f"{n} x {reason}" for reason, n in sorted(reasons.items()))
