@@ -8,6 +8,8 @@ import contextlib
 import dataclasses
 import errno
 import io
+import os
+import signal
 import sys
 
 import torch
@@ -15,6 +17,11 @@ import torch
 from helpers.checkpoint import load_checkpoint
 from helpers.config import TrainConfig, preset
 from helpers.errors import InputError, LoaderDied, NonFinite, Stopped
+
+HEAD = {
+    "prog": "helpers.train",
+    "description": "Train on images. What is not given comes from --preset, or from the run that --resume names.",
+}
 
 
 def parse(arguments: list[str]) -> TrainConfig:
@@ -28,8 +35,8 @@ def parse(arguments: list[str]) -> TrainConfig:
     with contextlib.suppress(argparse.ArgumentError):  # tyro says it better
         known, _ = early.parse_known_args(arguments)
         default = _defaults(known)
-        return _one_line(lambda: tyro.cli(TrainConfig, args=arguments, default=default, prog="helpers.train"))
-    return _one_line(lambda: tyro.cli(TrainConfig, args=arguments, prog="helpers.train"))
+        return _one_line(lambda: tyro.cli(TrainConfig, args=arguments, default=default, **HEAD))
+    return _one_line(lambda: tyro.cli(TrainConfig, args=arguments, **HEAD))
 
 
 def _defaults(known: argparse.Namespace) -> TrainConfig:
@@ -58,16 +65,19 @@ def _one_line(parse_arguments) -> TrainConfig:
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-    lines = [line.strip() for line in box.getvalue().splitlines()]
-    rules = [number for number, line in enumerate(lines) if line and set(line) == {"-"}]
-    sentence = " ".join(lines[rules[0] + 1 : rules[1]] if len(rules) > 1 else lines).strip().rstrip(".")
-    raise InputError(f"{sentence}; see --help") from None
+    lines = [line.strip(" │╭╮╰╯─-") for line in box.getvalue().splitlines()]  # its frame, on a terminal and in a file
+    blank = [number for number, line in enumerate(lines[1:], start=1) if not line]
+    start = 2 if blank[:1] == [1] else 1  # after the title, and a rule below it where there is one
+    end = next((number for number in blank if number > start), len(lines))
+    raise InputError(f"{' '.join(lines[start:end]).rstrip('.')}; see --help") from None
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Train as the command line says; returns the exit code, and prints one line for whatever ends a run early."""
     from helpers.train import train
 
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # in place of the one for the time of imports
     try:
         summary = train(parse(sys.argv[1:] if arguments is None else arguments))
     except Stopped as stop:
@@ -81,6 +91,9 @@ def main(arguments: list[str] | None = None) -> int:
     except torch.OutOfMemoryError as error:
         first = str(error).splitlines()[0]
         return _end(f"{first} Try half the --batch-size with twice the --accumulate", 1)
+    except BrokenPipeError:  # whoever read our output, such as head, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
             raise

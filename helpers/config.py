@@ -78,6 +78,8 @@ class TrainConfig:
     """How loader processes start; 'default' is Python's."""
     loader_prefetch: int = 2
     """Batches each worker keeps ready."""
+    in_order: bool = True
+    """Deliver batches in the sampler's order; without it as they are ready, and a run cannot be repeated exactly."""
     persistent_workers: bool = False
     """Keep loader processes from one epoch to the next."""
     pin_memory: bool = False

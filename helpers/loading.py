@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from multiprocessing import resource_tracker
 
 import numpy as np
 import torch
@@ -16,12 +19,15 @@ from helpers.data.cache import cached
 from helpers.data.sources import ImageDataset, open_data
 from helpers.devices import DTYPES, usable_cpus
 from helpers.errors import InputError, LoaderDied
+from helpers.limits import fit_loader
 from helpers.processes import follow_parent, signals_held
 from helpers.progress import Progress
 from helpers.transforms import BatchTransform, SampleTransform
 
 # A worker that has not answered for this long hangs: a dead network mount, a deadlocked library.
 WORKER_TIMEOUT_S = 300
+# How often the loader looks whether its workers live; a fork server's are not our children, so no signal tells.
+POLL_S = 5
 
 
 class EpochBatches(Sampler[np.ndarray]):
@@ -68,23 +74,43 @@ def _start_worker(_worker: int) -> None:
     follow_parent()
 
 
-def make_loader(dataset: ImageDataset, batches: EpochBatches, config: TrainConfig, device: torch.device) -> DataLoader:
+def make_loader(
+    dataset: ImageDataset,
+    batches: EpochBatches,
+    config: TrainConfig,
+    device: torch.device,
+    notes: list[str] | None = None,
+) -> DataLoader:
     """A DataLoader that gives (images, labels) for each batch of keys; options that are not legal for the setting
-    are left out."""
+    are left out.
+
+    Workers whose batches do not fit in shared memory, or that would open too many files, are made fewer; ``notes``
+    is told, without it a warning is.
+    """
     workers = config.workers
     if workers == -1:
         workers = 0 if dataset.in_memory else usable_cpus()
+    held = 2 * config.accumulate  # a window in use and the one being gathered
+    workers, prefetch, reason = fit_loader(dataset, batches.batch_size, workers, config.loader_prefetch, held=held)
+    if reason and notes is None:
+        warnings.warn(reason, stacklevel=2)
+    elif reason and reason not in notes:
+        notes.append(reason)
     options = {}
     if workers:
         method = None if config.start_method == "default" else config.start_method
-        if (method or multiprocessing.get_start_method(allow_none=False)) == "forkserver":
+        used = method or multiprocessing.get_start_method()
+        if used == "forkserver":
             multiprocessing.set_forkserver_preload(["helpers.loading"])  # import torch once, not in every worker
+        if used != "fork":
+            resource_tracker.ensure_running()  # its first start ends any hold on signals, so not inside of one
         options = {
-            "prefetch_factor": config.loader_prefetch,
+            "prefetch_factor": prefetch,
             "persistent_workers": config.persistent_workers,
+            "in_order": config.in_order,
             "multiprocessing_context": method,
             "worker_init_fn": _start_worker,
-            "timeout": WORKER_TIMEOUT_S,
+            "timeout": POLL_S,  # see plain_errors
         }
     return DataLoader(
         dataset,
@@ -136,15 +162,29 @@ def plain_errors(batches: Iterable) -> Iterator:
     try:
         with signals_held():  # workers start here, and signals are for the trainer alone
             iterator = iter(batches)
-        yield from iterator
+        answered = time.monotonic()
+        while True:
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            except RuntimeError as error:
+                # The loader's time-out, which has just found all workers alive: ask again, as long as there is hope.
+                if "timed out" not in str(error) or time.monotonic() - answered > WORKER_TIMEOUT_S:
+                    raise
+                continue
+            yield batch
+            answered = time.monotonic()
     except InputError as error:
         last = str(error).strip().splitlines()[-1]
         raise InputError(last.removeprefix("helpers.errors.InputError: ")) from None
     except RuntimeError as error:
         if "DataLoader" not in str(error):
             raise
-        first = str(error).splitlines()[0]
-        raise LoaderDied(f"{first} Out of memory or a crash in a worker; --workers 0 shows the error itself") from error
+        lines = str(error).strip().splitlines()
+        if lines[0].startswith("Caught"):  # an exception in a worker, whose traceback is the text
+            raise LoaderDied(f"{lines[-1]}; --workers 0 shows where") from error
+        raise LoaderDied(f"{lines[0]} Out of memory or a crash in a worker; --workers 0 may show more") from error
 
 
 def windows(batches: Iterable, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, int, bool]]:
@@ -249,7 +289,7 @@ def open_batches(config: TrainConfig, device: torch.device) -> Batches:
             "use a smaller --batch-size or --no-drop-last"
         )
     loaders = [
-        make_loader(s, b, config, device)
+        make_loader(s, b, config, device, data.notes)
         for s, b in zip(sets, (sampler, EpochBatches(len(val), config.batch_size)), strict=True)
     ]
     return Batches(*loaders, len(sampler), list(data.classes), sampler, transform, data.train.name, seconds, data.notes)

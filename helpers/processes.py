@@ -7,6 +7,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -43,6 +44,18 @@ class StopSignal:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = number
+
+
+def end_on_ctrl_c(name: str) -> None:
+    """Until another handler is set, Ctrl-C ends this process with one line: for the seconds in which torch is imported."""
+
+    def end(*_):
+        sys.stderr.write(f"{name}: stopped by Ctrl-C before training began; start it again\n")
+        sys.stderr.flush()
+        os._exit(130)
+
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, end)
 
 
 HELD = {signal.SIGINT, signal.SIGTERM}

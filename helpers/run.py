@@ -148,7 +148,9 @@ class Run:
         """Tell the reader what was noticed about the data and the setting."""
         for note in self.data.notes:
             self.log.say(note)
-        if self.progress.steps:
+        if self.progress.epoch >= self.config.epochs:
+            self.log.say("this run is complete; a larger --epochs with --reschedule goes on")
+        elif self.progress.steps:
             self.log.say(f"continuing after step {self.progress.steps}, in epoch {self.progress.epoch + 1}")
         if self.precision == "fp16" and self.device.type == "cpu":
             self.log.say("fp16 on a CPU has no fast arithmetic and will be slow; bf16 or fp32 is what a CPU is good at")

@@ -5,6 +5,11 @@ Read ``Trainer.train_epoch`` first: it is the loop in which every chapter turns 
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from helpers.processes import end_on_ctrl_c
+
+    end_on_ctrl_c("helpers.train")
+
 import math
 import signal
 import sys
@@ -16,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from helpers.config import TrainConfig
-from helpers.errors import InputError, Stopped
+from helpers.errors import InputError, LoaderDied, Stopped
 from helpers.loading import DevicePrefetch, plain_errors, windows
 from helpers.monitor import RunLog
 from helpers.optim import lr_at, set_lr
@@ -129,9 +134,13 @@ class Trainer(Run):
             if not self.continued:
                 self.save()
             while progress.epoch < config.epochs and not self.enough_steps() and not self.reached_target():
-                finished = self._timed_epoch(stop)
-                if (finished or self.enough_steps()) and self._validated(stop) and finished:
-                    progress.next_epoch()
+                try:
+                    finished = self._timed_epoch(stop)
+                    if (finished or self.enough_steps()) and self._validated(stop) and finished:
+                        progress.next_epoch()
+                except LoaderDied:
+                    if not stop:  # a signal to the whole group can reach a worker that is just starting
+                        raise
                 self.save()
                 if stop:
                     self.log.summary(self.summary())

@@ -159,12 +159,30 @@ def test_a_figure_that_fails_is_not_reached_and_the_others_go_on(monkeypatch, ca
     assert "it broke" in printed.err and "NOT REACHED" in printed.out
 
 
-def test_only_a_full_run_is_recorded(capsys):
-    for arguments in (["--record", "--quick"], ["--record", "--only", "speed"]):
+def test_only_a_full_run_starts_a_record(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(bench, "RESULTS", tmp_path / "results.json")
+    for arguments, hint in (
+        (["--record", "--quick"], "not for --quick"),
+        (["--record", "--only", "speed"], "a full run first"),
+    ):
         with pytest.raises(SystemExit) as stop:
             bench.main(arguments)
         assert stop.value.code == 2
-        assert "--record is for a full run" in capsys.readouterr().err
+        assert hint in capsys.readouterr().err
+
+
+def test_one_figure_can_be_measured_anew(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(bench, "RESULTS", tmp_path / "results.json")
+    monkeypatch.setattr(bench.machine, "keep_to_two_cores", lambda: True)
+    old = {name: {"rows": [{"reached": True}], "raw": {}} for name in bench.FIGURES}
+    bench.RESULTS.write_text(json.dumps({"machine": {}, "quick": False, "reached": True, "figures": old}))
+    new = {"speed": {"rows": [{"reached": False}], "raw": {"new": 1}}}
+    monkeypatch.setattr(
+        bench, "measure", lambda names, quick: {"machine": {}, "quick": quick, "reached": False, "figures": new}
+    )
+    assert bench.main(["--record", "--only", "speed"]) == 1
+    recorded = json.loads(bench.RESULTS.read_text())
+    assert recorded["figures"] == {**old, **new} and recorded["reached"] is False
 
 
 def test_the_machine_is_described_without_its_name():

@@ -66,6 +66,7 @@ def test_flags_change_their_preset_and_leave_the_rest(digits):
         (["--preset", "fast"], "naive, seed, tuned"),
         (["--precision", "int8"], "fp32"),
         (["--no-such-flag", "1"], "no-such-flag"),
+        (["--presett", "naive"], "Unrecognized options: --presett, naive; see --help"),
         (["loose"], "loose"),
         (["--lr", "nan"], "above 0"),
         (["--target-accuracy", "90"], "0.9"),
@@ -92,6 +93,20 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, hint, capsys, tmp_path
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir()), (
         "a refused run leaves no folder behind"
     )
+
+
+@pytest.mark.parametrize("arguments", [["--presett", "naive"], ["--batch-size", "many"], ["--lr"]])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_wrong_flag_is_one_clean_line_in_any_terminal(arguments, encoding, child_environment, tmp_path):
+    done = run(*arguments, cwd=tmp_path, env={**child_environment, "PYTHONIOENCODING": encoding})
+    error = one_line(done, 2)
+    assert arguments[0] in error and not set("│╭─") & set(error) and "---" not in error and len(error) < 200
+
+
+def test_help_can_be_read_by_half(child_environment, tmp_path):
+    command = f"{sys.executable} -m helpers.train --help | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=child_environment, capture_output=True, text=True)
+    assert done.stdout.startswith("usage") and done.stderr == "" and done.returncode in (0, 128 + signal.SIGPIPE)
 
 
 @pytest.mark.parametrize("kind", ["empty", "single class", "flat", "file"])
@@ -290,6 +305,32 @@ def test_ctrl_c_ends_with_130_one_line_a_checkpoint_and_no_worker(tmp_path, digi
         env=child_environment,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("delay", [0.2, 0.5, 0.9, 1.4])
+def test_ctrl_c_before_training_is_one_line(delay, digits, child_environment, tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "helpers.train",
+        "--data",
+        str(digits),
+        *FAST,
+        "--epochs",
+        "5000",
+        "--run-dir",
+        "run",
+    ]
+    trainer = subprocess.Popen(
+        command, cwd=tmp_path, env=child_environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    while b"torch" not in Path(f"/proc/{trainer.pid}/maps").read_bytes():  # Python itself has started
+        time.sleep(0.01)
+    time.sleep(delay)
+    os.killpg(trainer.pid, signal.SIGINT)
+    _, err = trainer.communicate(timeout=60)
+    assert trainer.returncode == 130 and len(err.strip().splitlines()) == 1, err
 
 
 def test_sigterm_ends_with_143_and_a_checkpoint(tmp_path, digits, child_environment):

@@ -146,7 +146,8 @@ def test_a_whole_folder_is_left_alone(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_bar_only_when_asked(tmp_path, capfd):
+def test_a_bar_only_when_asked(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     digits.ensure_digits(tmp_path, **SMALL)
     assert capfd.readouterr() == ("", "")
     digits.ensure_digits(tmp_path, **SMALL | {"progress": True, "train": 41})

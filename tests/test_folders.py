@@ -343,7 +343,8 @@ def test_good_files_are_remembered_and_bad_ones_tried_again(tmp_path, monkeypatc
     )  # a cache that cannot be made costs time only
 
 
-def test_progress_is_silent_unless_wanted(tmp_path, capfd):
+def test_progress_is_silent_unless_wanted(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     make_folder(tmp_path, count=1)
     scan(tmp_path)
     assert capfd.readouterr() == ("", "")

@@ -1,20 +1,16 @@
-"""The laboratory: the clock, measured steps, predictions, pictures and the checks of exercises."""
+"""The laboratory: the clock, measured steps, predictions and pictures."""
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
 from helpers.config import preset
 from helpers.lab import lesson
-from helpers.lab.exercises import CHECKS, check
 from helpers.lab.lesson import banner, predict, reveal, show_changes, show_source, workload
 from helpers.lab.measure import PHASES, Spread, Steps, SyncedClock, measure_steps, ratio
 from helpers.lab.plots import COLOURS, contact_sheet, step_bars
-
-REPO = Path(__file__).resolve().parents[1]
 
 
 def steps(name="naive", load=0.3, images=32):
@@ -76,7 +72,7 @@ def test_changes_list_only_what_differs(capsys):
     assert rows[0].split() == ["setting", "naive", "tuned"] and "cache False True" in [
         " ".join(row.split()) for row in rows
     ]
-    assert not any(row.split()[0] in ("seed", "device", "epochs") for row in rows[1:])
+    assert not any(row.split()[0] in ("seed", "device", "image_size") for row in rows[1:])
 
 
 def test_source_is_shown_as_it_runs(capsys):
@@ -151,107 +147,3 @@ def test_pictures_have_units_spread_and_fixed_colours(digits):
     assert [text.get_text() for text in axis.get_yticklabels()] == ["naive", "tuned"]
     assert set(COLOURS) == set(PHASES) and len(axis.patches) == 2 * len(PHASES)
     assert axis.patches[0].get_width() == pytest.approx(1e3 * 0.32 / 32)
-
-
-# ---- exercises: the solution passes, the stub is not attempted, each plausible mistake is told apart ----------
-
-
-def solution(name):
-    scope = {}
-    exec((REPO / "notebooks/solutions" / f"{name}.py").read_text(), scope)
-    return scope[name.split("_", 1)[1]]
-
-
-def stub(batches, clock, waits):
-    raise NotImplementedError
-
-
-def counts_the_consumer(batches, clock, waits):
-    start = clock()
-    for batch in batches:
-        waits.append(clock() - start)
-        start = clock()
-        yield batch
-
-
-def fetches_everything_first(batches, clock, waits):
-    start = clock()
-    everything = list(batches)
-    waits += [(clock() - start) / len(everything)] * len(everything)
-    yield from everything
-
-
-def forgets_the_start(batches, clock, waits):
-    iterator = iter(batches)
-    while True:
-        start = clock()
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            return
-        waits.append(clock() - start)
-        yield batch
-
-
-def counts_the_end_too(batches, clock, waits):
-    start = clock()
-    iterator = iter(batches)
-    while True:
-        batch = next(iterator, None)
-        waits.append(clock() - start)
-        if batch is None:
-            return
-        yield batch
-        start = clock()
-
-
-def uses_another_clock(batches, clock, waits):
-    import time
-
-    for batch in batches:
-        waits.append(time.perf_counter() - time.perf_counter())
-        yield batch
-
-
-def loses_the_first(batches, clock, waits):
-    iterator = iter(batches)
-    next(iterator)
-    yield from iterator
-
-
-def returns_nothing(batches, clock, waits):
-    for _ in batches:
-        waits.append(0)
-
-
-def breaks(batches, clock, waits):
-    yield batches[0]
-
-
-TIMED = [
-    (stub, "not attempted yet"),
-    (counts_the_consumer, "start the clock anew"),
-    (fetches_everything_first, "before the first was used"),
-    (forgets_the_start, "leaves out starting the iterator"),
-    (counts_the_end_too, "4 waits for 3 batches"),
-    (uses_another_clock, "the `clock` you are given"),
-    (loses_the_first, "Batch b came where a was due"),
-    (returns_nothing, "returned None"),
-    (breaks, "your code raised TypeError"),
-]
-
-
-@pytest.mark.parametrize(("answer", "message"), TIMED)
-def test_a_wrong_answer_is_told_what_is_wrong_with_it(answer, message, capsys):
-    check("timed_batches", answer)
-    out = capsys.readouterr().out
-    assert message in out and "passed" not in out and len(out.splitlines()) == 1
-    assert sum(other in out for _, other in TIMED) == 1, "each mistake has a message of its own"
-
-
-def test_every_check_has_a_solution_that_passes(capsys):
-    solutions = {path.stem.split("_", 1)[1]: path.stem for path in (REPO / "notebooks/solutions").glob("*.py")}
-    assert solutions.keys() == CHECKS.keys()
-    for name, file in solutions.items():
-        check(name, solution(file))
-        assert f"{name}: passed" in capsys.readouterr().out

@@ -147,11 +147,42 @@ def test_bad_input_in_a_worker_arrives_as_its_one_line(data, workers):
     assert str(caught.value) == "cat.jpg: truncated"
 
 
-def test_a_killed_worker_is_said_in_one_line(data):
-    loader = make_loader(Breaks(data.train, die), EpochBatches(40, 4), TrainConfig(workers=1), CPU)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_killed_worker_is_said_in_one_line_and_soon(data, method):
+    config = TrainConfig(workers=1, start_method=method)
+    loader = make_loader(Breaks(data.train, die), EpochBatches(40, 4), config, CPU)
+    start = time.monotonic()
     with pytest.raises(LoaderDied) as caught:
         list(plain_errors(loader))
+    assert time.monotonic() - start < 60
     assert "\n" not in str(caught.value) and "--workers 0" in str(caught.value)
+
+
+def go_wrong():
+    raise RuntimeError("the label is a banana")
+
+
+def test_an_exception_in_a_worker_is_said_itself(data):
+    loader = make_loader(Breaks(data.train, go_wrong), EpochBatches(40, 4), TrainConfig(workers=1), CPU)
+    with pytest.raises(LoaderDied, match="the label is a banana; --workers 0 shows where") as caught:
+        list(plain_errors(loader))
+    assert "\n" not in str(caught.value)
+
+
+def doze():
+    time.sleep(2.5)
+
+
+@pytest.mark.parametrize(("patience", "arrives"), [(60, True), (1, False)])
+def test_a_slow_batch_is_waited_for_and_a_hung_worker_is_not(data, monkeypatch, patience, arrives):
+    monkeypatch.setattr("helpers.loading.POLL_S", 1)
+    monkeypatch.setattr("helpers.loading.WORKER_TIMEOUT_S", patience)
+    loader = make_loader(Breaks(data.train, doze), EpochBatches(16, 4), TrainConfig(workers=1), CPU)
+    if arrives:
+        assert len(list(plain_errors(loader))) == 4
+    else:
+        with pytest.raises(LoaderDied, match="timed out"):
+            list(plain_errors(loader))
 
 
 def test_an_image_that_vanishes_while_training_is_named(data, tmp_path):

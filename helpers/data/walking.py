@@ -15,6 +15,8 @@ _SYSTEM |= {"system volume information", "__pycache__"}
 
 
 class Found(NamedTuple):
+    """An image file as the walk met it."""
+
     linked: bool  # first, so that sorting puts a file before the links to it
     path: str  # from root, with "/"
     label: str
@@ -34,12 +36,14 @@ def _extensions() -> dict[str, str]:
 
 
 def is_folder(entry: os.DirEntry) -> bool:
+    """Whether it is a folder or leads to one; a link that leads in a circle does not."""
     with suppress(OSError):  # a link that leads in a circle raises
         return entry.is_dir()
     return False
 
 
 def unwanted(entry: os.DirEntry) -> str | None:
+    """Why an entry is left out for its name alone, or None."""
     kind = "folder" if is_folder(entry) else "file"
     if entry.name.lower() in _SYSTEM:
         return f"system {kind}"

@@ -3,7 +3,7 @@ device."""
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import html
 import inspect
 import json
@@ -18,6 +18,8 @@ from helpers.data.images import torchcodec_reason
 from helpers.devices import cuda_problem, pick_device, usable_cpus
 from helpers.files import replace_text
 from helpers.lab.measure import Spread
+from helpers.lab.record import chapter_keys, export, keep, kept, measurement, number, record
+from helpers.lab.record import predictions_file as predictions_file
 
 
 def banner() -> None:
@@ -57,8 +59,8 @@ def workload(name: str, **changes) -> TrainConfig:
 
 def show_source(*objects) -> None:
     """Print the source of helper code as it runs, so that no chapter keeps a copy."""
-    for number, thing in enumerate(objects):
-        print(("\n" if number else "") + inspect.cleandoc("\n" + inspect.getsource(thing)))
+    for place, thing in enumerate(objects):
+        print(("\n" if place else "") + inspect.cleandoc("\n" + inspect.getsource(thing)))
 
 
 def show_changes(*names: str) -> None:
@@ -75,18 +77,8 @@ def show_changes(*names: str) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def predictions_file() -> Path:
-    """Where predictions are kept: the variable COURSE_PREDICTIONS, else notebooks/.predictions.json, which git
-    ignores."""
-    default = Path(__file__).resolve().parents[2] / "notebooks" / ".predictions.json"
-    return Path(os.environ.get("COURSE_PREDICTIONS") or default)
-
-
-def _predictions() -> dict[str, float]:
-    try:
-        return json.loads(predictions_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # none yet, or a file somebody edited: predictions are not worth an error
-        return {}
+TOO_MUCH, TOO_LITTLE, RIGHT = "too much", "too little", "right"
+_questions: dict[str, str] = {}  # asked in this kernel, by key
 
 
 def predict(key: str, question: str, unit: str) -> None:
@@ -95,11 +87,12 @@ def predict(key: str, question: str, unit: str) -> None:
     import ipywidgets
     from IPython.display import display
 
+    _questions[key] = question
     box = ipywidgets.Text(placeholder="your number", layout=ipywidgets.Layout(width="9em"))
     answer = ipywidgets.HTML()
 
-    def keep(text: str) -> None:
-        known = _predictions()
+    def take(text: str) -> None:
+        known = kept()
         if not text.strip():
             known.pop(key, None)
             answer.value = ""
@@ -110,12 +103,11 @@ def predict(key: str, question: str, unit: str) -> None:
                 answer.value = f"“{html.escape(text)}” is not a number"
                 return
             answer.value = "kept"
-        with contextlib.suppress(OSError):  # a read-only checkout: the prediction lasts as long as the page
-            replace_text(predictions_file(), json.dumps(known, indent=1) + "\n")
+        keep(known)
 
-    if key in _predictions():
-        box.value = f"{_predictions()[key]:g}"
-    box.observe(lambda change: keep(change["new"]), names="value")
+    if (before := number(kept().get(key))) is not None:
+        box.value = f"{before:g}"
+    box.observe(lambda change: take(change["new"]), names="value")
     row = ipywidgets.HBox([box, ipywidgets.HTML(html.escape(unit)), answer])
     widget = ipywidgets.VBox([ipywidgets.HTML(f"<b>{html.escape(question)}</b>"), row])
     bundle = widget._repr_mimebundle_()
@@ -123,21 +115,82 @@ def predict(key: str, question: str, unit: str) -> None:
     display(bundle, raw=True)
 
 
+def short(value: float) -> str:
+    """Three figures, or a whole number with commas."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
 def reveal(key: str, measured: Spread, unit: str, *, more: str, less: str) -> None:
-    """Print prediction and measurement side by side. ``more`` and ``less`` say what it means to have predicted too
-    much or too little; inside the measured middle half neither is said."""
-    predicted = _predictions().get(key)
-    print(f"predicted  {'(none)' if predicted is None else f'{predicted:.3g} {unit}'}")
+    """Print prediction and measurement side by side, and keep the measurement for ``summary`` and the export.
+
+    ``more`` and ``less`` say what it means to have predicted too much or too little; inside the measured middle
+    half neither is said.
+    """
+    values = {name: float(f"{value:.6g}") for name, value in vars(measured).items()}
+    record("measured", key, {**values, "unit": unit, "question": _questions.get(key, key)})
+    predicted = number(kept().get(key))
+    if key in _questions:
+        print(_questions[key])
+    print(f"predicted  {'(none)' if predicted is None else f'{short(predicted)} {unit}'}")
     print(
-        f"measured   {measured.median:.3g} {unit}   (middle half of the steps: {measured.low:.3g} to "
-        f"{measured.high:.3g})"
+        f"measured   {short(measured.median)} {unit}   (middle half of the values: {short(measured.low)} to "
+        f"{short(measured.high)})"
     )
+    verdict = _verdict(predicted, measured)
+    if verdict == RIGHT:
+        print("That is what your machine does.")
+    elif verdict:
+        print(f"You predicted {verdict}. {more if verdict == TOO_MUCH else less}")
+
+
+def _verdict(predicted: float | None, measured: Spread) -> str:
+    """A prediction is right within the measured middle half, or a tenth of the median beyond it; '' if there is
+    none."""
     if predicted is None:
-        return
+        return ""
     slack = 0.1 * abs(measured.median)
     if predicted > measured.high + slack:
-        print(f"You predicted too much. {more}")
-    elif predicted < measured.low - slack:
-        print(f"You predicted too little. {less}")
-    else:
-        print("That is what your machine does.")
+        return TOO_MUCH
+    return TOO_LITTLE if predicted < measured.low - slack else RIGHT
+
+
+def summary(chapter: str) -> None:
+    """Print a chapter's predictions ('01': those of chapter 01) beside what was measured here last."""
+    rows, verdicts = [("", "predicted", "measured", "")], []
+    for key in chapter_keys(chapter):
+        if found := measurement(key):
+            measured = Spread(found["median"], found["low"], found["high"])
+            predicted = number(kept().get(key))
+            verdicts.append(_verdict(predicted, measured))
+            said = "–" if predicted is None else short(predicted)
+            rows.append((found["question"], said, f"{short(measured.median)} {found['unit']}", verdicts[-1]))
+    if not verdicts:
+        print(f"Nothing of chapter {chapter} has been measured yet.")
+        return
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for question, said, measured, verdict in rows:
+        line = f"{question:<{widths[0]}}  {said:>{widths[1]}}  {measured:>{widths[2]}}  {verdict}"
+        print(line.rstrip())
+    if judged := [verdict for verdict in verdicts if verdict]:
+        print(f"{judged.count(RIGHT)} of {len(judged)} predictions were right.")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """``python -m helpers.lab.lesson export [--to FILE]``: what to hand in, as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m helpers.lab.lesson")
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("export", help="your predictions, measurements and exercises as one JSON file")
+    command.add_argument("--to", type=Path, metavar="FILE", help="write it there instead of printing it")
+    options = parser.parse_args(arguments)
+    text = json.dumps(export(), indent=1, ensure_ascii=False)
+    if options.to is None:
+        print(text)
+        return
+    try:
+        replace_text(options.to, text + "\n")
+    except OSError as error:
+        parser.exit(2, f"--to {options.to}: {error.strerror}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -25,10 +25,11 @@ PEERS = (("WebDataset", "SPDL"), ("WebDataset, scaled", "SPDL, scaled"))
 
 
 class Ours:
-    """The course's loader; each iteration is the next epoch, in another order."""
+    """The course's loader; each iteration is the next epoch, in another order. Batches come as they are ready, as
+    they do from the peers: one that waits for its turn would make the other worker wait, too."""
 
     def __init__(self, decoder: str):
-        config = TrainConfig(workers=peers.WORKERS, persistent_workers=True, decoder=decoder, transforms="batch")
+        config = TrainConfig(workers=peers.WORKERS, persistent_workers=True, in_order=False, decoder=decoder)
         dataset = ImageDataset(open_data("digits", peers.SIZE, decoder=decoder).train)
         self.order = EpochBatches(len(dataset), peers.BATCH, shuffle=True)
         self.loader = make_loader(dataset, self.order, config, DEVICE)

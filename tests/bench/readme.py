@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from tests.bench.verdict import _number
+from tests.bench.verdict import number
 
 HERE = Path(__file__).resolve().parent
 README, RESULTS = HERE.parents[1] / "README.md", HERE / "results.json"
@@ -25,14 +25,14 @@ def markdown(results: dict) -> str:
     """What was measured, its median with the spread over rounds, and what it must reach; one line on the machine."""
     lines = ["| | what | median (min–max) | must reach |", "| --- | --- | --- | --- |"]
     for name, title in TITLES.items():
-        for row in results["figures"][name]["rows"]:
-            median, low, high = (_number(row[key]) for key in ("median", "min", "max"))
+        for row in (row for row in results["figures"][name]["rows"] if row["must"]):
+            median, low, high = (number(row[key]) for key in ("median", "min", "max"))
             must = row["must"] + ("" if row["reached"] in (True, None) else " (not reached)")
             lines.append(f"| {title} | {row['what']} | {median} {row['unit']} ({low}–{high}) | {must} |")
             title = ""
     machine = results["machine"]
     bf16 = "with" if machine["bf16_hardware"] else "without"
-    where = f"{machine['cores']} cores of an {machine['processor']} ({machine['instructions']}, {bf16} bf16 hardware)"
+    where = f"{machine['cores'].split()[0]} cores of an {machine['processor']} ({machine['instructions']}, {bf16} bf16 hardware)"
     versions = f"torch {machine['torch']}, Python {machine['python']}, {machine['date']}"
     lines += [
         "",

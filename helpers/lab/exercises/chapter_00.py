@@ -1,51 +1,11 @@
-"""Exercises that check themselves: the reader's code is run against a small made-up world, and told what *it* does
-differently."""
+"""Chapter 00: telling waiting from computing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-
-class Mistake(Exception):
-    """What is wrong with an answer, in one sentence to its author."""
-
-
-CHECKS: dict[str, Callable] = {}
-
-
-def check(name: str, answer: Callable) -> None:
-    """Run the check called ``name`` on the reader's ``answer`` and print one line: passed, not attempted, or what
-    is wrong with it."""
-    try:
-        praise = CHECKS[name](answer)
-    except NotImplementedError:
-        print(f"{name}: not attempted yet")
-    except Mistake as mistake:
-        print(f"{name}: not yet. {mistake}")
-    except Exception as error:  # the reader's own exception: it is theirs to see, without our frames around it
-        print(f"{name}: your code raised {type(error).__name__}: {error}")
-    else:
-        print(f"{name}: passed. {praise}")
-
-
-def exercise(function: Callable) -> Callable:
-    """Register a check under its function's name."""
-    CHECKS[function.__name__] = function
-    return function
-
-
-class FakeTime:
-    """A clock that only moves when the made-up world says so, so that a check of timing code never depends on the
-    machine."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def pass_by(self, seconds: float) -> None:
-        self.now += seconds
+from helpers.lab.exercises.framework import Mistake, exercise
+from helpers.lab.exercises.worlds import FakeTime
 
 
 class _SlowBatches:
