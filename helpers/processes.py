@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import multiprocessing.connection
@@ -82,6 +83,9 @@ def follow_parent() -> None:
     """
     parent = multiprocessing.parent_process()
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    # A spawned worker that is told to stop while its queue's thread is still in torch would be aborted by Python's own
+    # tidying up ("terminate called without an active exception"); there is nothing to tidy up any more.
+    atexit.register(os._exit, 0)
 
     def outlive_nobody():
         multiprocessing.connection.wait([parent.sentinel])

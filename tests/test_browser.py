@@ -166,7 +166,7 @@ def test_a_prediction_that_is_typed_is_kept_and_revealed(page, lab):
     box = cell_with(page, 'predict("00-naive-load"').locator("input[type=text]")
     box.fill("99")
     deadline = time.monotonic() + 20
-    while not predictions.exists() and time.monotonic() < deadline:
+    while "00-naive-load" not in json.loads(predictions.read_text()) and time.monotonic() < deadline:
         page.wait_for_timeout(200)
     assert json.loads(predictions.read_text())["00-naive-load"] == 99
     assert (
@@ -200,6 +200,48 @@ def test_an_exercise_is_solved_wrong_and_right(page):
     right = (REPO / "notebooks/solutions/00_timed_batches.py").read_text()
     assert "0 waits for 3 batches" in solve(page, wrong)
     assert "timed_batches: passed" in solve(page, right)
+
+
+@pytest.fixture(scope="module")
+def dataloader(browser, lab):
+    """Chapter 01 in a page of its own, opened in the same JupyterLab."""
+    address, _ = lab
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    page.set_default_timeout(60_000)
+    page.goto(address.replace("00_start_here", "01_dataloader").replace("/lab/", "/lab/workspaces/second/"))
+    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
+    yield page
+    page.close()
+
+
+RUN = """async pattern => {
+  const panel = window.jupyterapp.shell.currentWidget;
+  await panel.sessionContext.ready;
+  await panel.sessionContext.session.kernel.requestExecute({code: 'import matplotlib.pyplot as plt'}).done;
+  const cells = Array.from(panel.content.widgets).filter(c => c.model.type === 'code');
+  const cell = cells.find(c => c.model.sharedModel.getSource().includes(pattern));
+  panel.content.activeCellIndex = panel.content.widgets.indexOf(cell);
+  await window.jupyterapp.commands.execute('notebook:run-cell');
+  return [cell.model.executionCount, JSON.stringify(cell.model.outputs.toJSON())];
+}"""
+
+
+def test_a_slider_moves_the_picture(dataloader):
+    page = dataloader
+    for pattern in ("banner()", "three_kinds()", "live(draw"):
+        count, outputs = page.evaluate(RUN, pattern)
+        assert count and '"output_type":"error"' not in outputs, outputs[-2000:]
+    cell = cell_with(page, "live(draw")
+    picture = cell.locator(".jp-OutputArea img.widget-image").last
+    before = picture.get_attribute("src")
+    handle = cell.locator(".noUi-handle").first
+    handle.focus()
+    start = time.monotonic()
+    for _ in range(5):
+        handle.press("ArrowRight")
+    while picture.get_attribute("src") == before and time.monotonic() - start < 20:
+        page.wait_for_timeout(50)
+    assert picture.get_attribute("src") != before
 
 
 def test_tensorboard_shows_a_run(browser, tmp_path, digits):

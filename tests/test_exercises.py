@@ -551,3 +551,13 @@ def test_a_simulated_worker_finds_what_a_real_one_finds():
 def test_the_solution_shares_between_real_workers():
     options = {"batch_size": None, "num_workers": 2, "multiprocessing_context": "fork"}
     assert sorted(DataLoader(Shared(), **options)) == [1, 3, 5, 7, 9] == sorted(DataLoader(Shared(), batch_size=None))
+
+
+def test_what_was_solved_is_recorded_and_stays_so(capsys):
+    from helpers.lab.record import part
+
+    check("timed_batches", solution("timed_batches"))
+    assert part("checks") == {"timed_batches": True}
+    check("timed_batches", lambda batches, clock, waits: None)
+    check("pad_collate", lambda samples: None)
+    assert part("checks") == {"timed_batches": True, "pad_collate": False}

@@ -30,20 +30,18 @@ class BatchSize:
 
 def batch_sizes(config: TrainConfig, sizes: Iterable[int] = (8, 32, 128, 512), steps: int = 5) -> list[BatchSize]:
     """A few real training steps at each size, smallest first. A size that a GPU has no memory for ends the list."""
-    found = []
-    config = config.replace(drop_last=True, keep_memory=False)  # full batches, and freed memory given back
+    config = config.replace(drop_last=True)  # full batches
     cuda = pick_device(config.device).type == "cuda"
-    sizes = list(sizes)
-    measure_steps(config.replace(batch_size=sizes[0]), steps=1, warmup=0)  # loads libraries, which stay in memory
+    measure_steps(config.replace(batch_size=2), steps=1, warmup=0)  # loads libraries, which stay in memory
+    found, idle = [], 0.0 if cuda else resident_mb()
     for size in sizes:
-        before = 0.0 if cuda else resident_mb()
         try:
             total = measure_steps(config.replace(batch_size=size), steps, warmup=2).total()
         except torch.OutOfMemoryError:
             break
         peak = torch.cuda.max_memory_allocated() / 1e6 if cuda else peak_resident_mb(os.getpid())
         speed = Spread(size / total.median, size / total.high, size / total.low)
-        found.append(BatchSize(size, speed, max(0.0, peak - before)))
+        found.append(BatchSize(size, speed, max(0.0, peak - idle)))
     return found
 
 

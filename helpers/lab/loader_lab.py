@@ -181,6 +181,7 @@ def follow(_worker: int) -> None:
 _served = False
 
 
+@without_advice()
 def first_batches(rounds: int = 2) -> dict[str, Spread]:
     """Seconds from asking for an iterator to its first batch, two workers, by start method. A forkserver starts once in
     a process; what is slow about it is in the first of its measurements, which is kept apart."""

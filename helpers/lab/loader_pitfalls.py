@@ -55,6 +55,7 @@ def reseed(worker: int) -> None:
     info.dataset.rng = np.random.default_rng(info.seed)
 
 
+@without_advice()
 def arrival(in_order: bool, batches: int = 8, slow_s: float = 1.0) -> list[int]:
     """The numbers of the batches as they arrive from two workers, when batch 0 takes ``slow_s`` seconds."""
     items = Waiting(batches, 0.0, slow=[0], slow_ms=1e3 * slow_s)
@@ -80,8 +81,19 @@ def _shared_files() -> int:
     return count
 
 
+UNPICKLE = """
+import pickle, sys
+try:
+    pickle.load(sys.stdin.buffer)
+except Exception as error:
+    print(type(error).__name__)
+else:
+    print("understood")
+"""
+
+
 def in_another_process(thing: object) -> str:
     """What becomes of ``thing`` in a process that was not forked: 'understood', or the kind of error it ends with."""
-    code = "import pickle, sys; pickle.load(sys.stdin.buffer)"
-    done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(thing), capture_output=True, timeout=60)
-    return "understood" if done.returncode == 0 else done.stderr.decode().strip().splitlines()[-1].partition(":")[0]
+    command = [sys.executable, "-c", UNPICKLE]
+    done = subprocess.run(command, input=pickle.dumps(thing), capture_output=True, timeout=60, check=True)
+    return done.stdout.decode().strip()

@@ -195,7 +195,7 @@ def starving_picture(curves: Mapping[str, Mapping[int, Spread]], kind: str, batc
             )
             axis.annotate(f"{wait / (wait + step_ms):.0%} waiting", (wait + step_ms, row), xytext=(6, 0),
                           textcoords="offset points", va="center", fontsize=9)  # fmt: skip
-        axis.set_yticks(range(len(curves[kind])), [f"{n} workers" for n in curves[kind]])
+        axis.set_yticks(range(len(curves[kind])), [f"{n} worker{'s' * (n != 1)}" for n in curves[kind]])
         axis.invert_yaxis()
         slowest = 1e3 * batch / min(spread.median for spread in curves[kind].values())
         axis.set_xlim(0, 1.25 * (slowest + step_ms))
@@ -276,8 +276,8 @@ def _control(name: str, control):
     if isinstance(control, list):
         return ipywidgets.Dropdown(options=control, description=name, style=style)
     low, high, step, start = control
-    layout = ipywidgets.Layout(width="30em")
-    return ipywidgets.FloatSlider(start, min=low, max=high, step=step, description=name, style=style, layout=layout)
+    look = {"style": style, "layout": ipywidgets.Layout(width="30em"), "readout_format": ".0f" if step >= 1 else ".2f"}
+    return ipywidgets.FloatSlider(start, min=low, max=high, step=step, description=name, **look)
 
 
 def png(figure: Figure) -> bytes:

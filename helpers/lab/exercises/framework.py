@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from helpers.lab.record import record_check
+
 
 class Mistake(Exception):
     """What is wrong with an answer, in one sentence to its author."""
@@ -18,13 +20,15 @@ def check(name: str, answer: Callable) -> None:
     try:
         praise = CHECKS[name](answer)
     except NotImplementedError:
-        print(f"{name}: not attempted yet")
+        return print(f"{name}: not attempted yet")
     except Mistake as mistake:
         print(f"{name}: not yet. {mistake}")
     except Exception as error:  # the reader's own exception: it is theirs to see, without our frames around it
         print(f"{name}: your code raised {brief(error)}")
     else:
         print(f"{name}: passed. {praise}")
+        return record_check(name, True)
+    record_check(name, False)
 
 
 def brief(error: Exception) -> str:
