@@ -11,12 +11,14 @@ import io
 import os
 import signal
 import sys
+import threading
 
 import torch
 
 from helpers.checkpoint import load_checkpoint
 from helpers.config import TrainConfig, preset
 from helpers.errors import InputError, LoaderDied, NonFinite, Stopped
+from helpers.processes import interrupt
 
 HEAD = {
     "prog": "helpers.train",
@@ -74,10 +76,19 @@ def _one_line(parse_arguments) -> TrainConfig:
 
 def main(arguments: list[str] | None = None) -> int:
     """Train as the command line says; returns the exit code, and prints one line for whatever ends a run early."""
+    before = signal.getsignal(signal.SIGINT)
+    if before == signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+        return _run(arguments)
+    signal.signal(signal.SIGINT, interrupt)  # in place of the one for the time of imports
+    try:
+        return _run(arguments)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _run(arguments: list[str] | None) -> int:
     from helpers.train import train
 
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # in place of the one for the time of imports
     try:
         summary = train(parse(sys.argv[1:] if arguments is None else arguments))
     except Stopped as stop:

@@ -12,6 +12,16 @@ import sys
 import threading
 from pathlib import Path
 
+_interrupted = False
+
+
+def interrupt(*_) -> None:
+    """A SIGINT handler for the time before training: raises KeyboardInterrupt, and remembers it. Some libraries swallow whatever
+    is raised while they are imported; training then would begin as if nobody had asked it to stop."""
+    global _interrupted
+    _interrupted = True
+    raise KeyboardInterrupt
+
 
 class StopSignal:
     """Turns Ctrl-C (SIGINT) and SIGTERM into a flag that the loop reads between two steps.
@@ -29,6 +39,8 @@ class StopSignal:
         return self.received is not None
 
     def __enter__(self) -> StopSignal:
+        if _interrupted:
+            raise KeyboardInterrupt
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 # A background job of a shell script has SIGINT ignored on purpose; leave that as it is.

@@ -1,6 +1,7 @@
 """The command line: every bad input is one line and exit code 2; signals and broken runs have their own codes. As
 a user would call it."""
 
+import contextlib
 import json
 import os
 import pty
@@ -305,6 +306,27 @@ def test_ctrl_c_ends_with_130_one_line_a_checkpoint_and_no_worker(tmp_path, digi
         env=child_environment,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_ctrl_c_that_a_library_swallowed_is_not_forgotten(digits, tmp_path, monkeypatch, capsys):
+    import helpers.processes
+    import helpers.run
+
+    def swallow(*arguments):
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        return built(*arguments)
+
+    built, before = helpers.run.build_optimizer, signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(helpers.run, "build_optimizer", swallow)
+    try:
+        flags = ["--data", str(digits), *FAST, "--no-progress", "--run-dir", str(tmp_path / "run")]
+        assert main(flags) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+        helpers.processes._interrupted = False
+    assert "before training began" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("delay", [0.2, 0.5, 0.9, 1.4])
