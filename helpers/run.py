@@ -70,7 +70,8 @@ class Run:
             )
         self.model = build_model(config.model, len(self.data.classes)) if model is None else model
         self.model.to(self.device, memory_format=torch.channels_last if config.channels_last else torch.preserve_format)
-        sample = self.data.sample()
+        # Looking at a reader's own loader starts its workers and moves its random state: only if there is a reason.
+        sample = self.data.sample() if self.data.classes or config.precision == "auto" else None
         if sample is not None and self.data.classes:
             sample = [tensor.to(self.device) for tensor in sample]
             require_fit(self.model, self.data.prepare(sample[0][:2]), len(self.data.classes))

@@ -248,22 +248,16 @@ def workers_of(trainer):
     return [pid for pid in found if pid != trainer]
 
 
+def endless(digits, method, *flags):
+    """Arguments of a training with two workers that goes on until somebody ends it."""
+    loader = ["--no-cache", "--workers", "2", "--start-method", method, "--batch-size", "16"]
+    return [*loader, "--data", str(digits), *FAST, "--epochs", "2000", "--log-every", "1", "--run-dir", "run", *flags]
+
+
 def interrupted(tmp_path, digits, env, number, method="default", *flags):
     """Start training with workers in a process group of its own, on a terminal, and signal the group once steps
     are logged."""
-    arguments = [
-        "--preset",
-        "tuned",
-        "--no-cache",
-        "--workers",
-        "2",
-        "--start-method",
-        method,
-        "--data",
-        str(digits),
-        *FAST,
-    ]
-    arguments += ["--epochs", "2000", "--batch-size", "16", "--log-every", "1", "--run-dir", "run", *flags]
+    arguments = endless(digits, method, *flags)
     leader, follower = pty.openpty()
     trainer = subprocess.Popen(
         [sys.executable, "-m", "helpers.train", *arguments],
@@ -366,30 +360,7 @@ def test_sigterm_ends_with_143_and_a_checkpoint(tmp_path, digits, child_environm
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_a_killed_trainer_leaves_a_checkpoint_and_no_worker(tmp_path, digits, child_environment, method):
-    arguments = [
-        "--preset",
-        "tuned",
-        "--no-cache",
-        "--workers",
-        "2",
-        "--start-method",
-        method,
-        "--data",
-        str(digits),
-        *FAST,
-    ]
-    arguments += [
-        "--epochs",
-        "2000",
-        "--batch-size",
-        "16",
-        "--log-every",
-        "1",
-        "--checkpoint-every",
-        "1",
-        "--run-dir",
-        "run",
-    ]
+    arguments = endless(digits, method, "--checkpoint-every", "1")
     process = subprocess.Popen(
         [sys.executable, "-m", "helpers.train", *arguments, "--no-progress"],
         cwd=tmp_path, env=child_environment, start_new_session=True,

@@ -259,6 +259,18 @@ def test_a_non_finite_loss_names_its_batch_and_keeps_the_good_checkpoint(bad, lo
     assert kept["progress"]["steps"] == 4 and all(value.isfinite().all() for value in kept["model"].values())
 
 
+def test_a_readers_own_loader_is_not_touched_before_training(tmp_path):
+    class Counted(list):
+        started = 0
+
+        def __iter__(self):
+            Counted.started += 1
+            return super().__iter__()
+
+    train(bare(tmp_path), model=linear(), loaders=(Counted(batches_of([4, 4])), None))
+    assert Counted.started == 1, "one epoch, one iterator"
+
+
 def test_broken_weights_are_never_saved(tmp_path):
     trainer = Trainer(bare(tmp_path), model=linear(), loaders=(batches_of([4]), None))
     trainer.fit()
